@@ -54,8 +54,8 @@ pub trait Tables {
     /// Inserts one direction of a flow that is not assured, unless either map has an entry. Returns
     /// true if it was inserted.
     fn add_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
-    /// Moves one direction of a flow from the unassured flows to the assured ones, unless an entry is
-    /// there. Returns true if it was moved.
+    /// Moves one direction of a flow from the unassured flows to the assured ones, unless an entry
+    /// is there. Returns true if it was moved.
     fn assure_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
     /// Writes [`Flow::acknowledged`] of one direction of a flow that is not assured.
     fn set_acknowledged(&self, key: &FlowKey, acknowledged: u32);

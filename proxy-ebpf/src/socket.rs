@@ -164,7 +164,7 @@ enum Resolution {
     Endpoint { service: u32, endpoint: Endpoint },
 }
 
-/// Userspace may remove the last slots of a Service, or all of a list that it does not use any more,
+/// Userspace may remove the last slots of a Service, or all of a list that is not in use any more,
 /// between two reads. Another read of the Service finds the slots that are left.
 const READS: u32 = 3;
 

@@ -219,6 +219,15 @@ fn finish(mut command: Command, program: &Path, limit: Duration) -> Result<Comma
     Ok(CommandOutput { status, stdout: text(stdout), stderr: text(stderr) })
 }
 
+/// Returns a number of `/proc/PID/status`, such as `VmRSS` in KiB.
+pub fn status_field(process: u32, name: &str) -> Result<u64> {
+    let path = format!("/proc/{process}/status");
+    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let number = value.and_then(|value| value.split_whitespace().next()?.parse().ok());
+    number.with_context(|| format!("no {name} in {path}"))
+}
+
 /// Describes an exit status as "exit code 1" or "signal 15".
 pub fn describe_status(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {

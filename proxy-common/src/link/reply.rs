@@ -57,8 +57,8 @@ pub(super) fn transport<F: Frame, T: Tables>(
     translate(frame, tables, packet, protocol, (&key, &flow))
 }
 
-/// Notes the sequence number that the client must acknowledge for the flow to be assured. A function
-/// call of its own, because few packets need it.
+/// Notes the sequence number that the client must acknowledge for the flow to be assured. A
+/// function call of its own, because few packets need it.
 #[inline(never)]
 fn note_sequence<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, key: &FlowKey, flow: &Flow) {
     if let Some(sequence) = packet.tcp_sequence(frame) {

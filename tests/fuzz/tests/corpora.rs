@@ -66,7 +66,7 @@ fn run(target: Target, input: &[u8], file: &Path) -> Result<(), Failed> {
     })
 }
 
-/// Returns one of the inputs with up to eight changes: a byte, a copy or a removal of a part, a part
+/// Returns one of the inputs with up to eight changes: a byte, a copy or removal of a part, a part
 /// of another input.
 fn changed(inputs: &[Vec<u8>], random: &mut Rng) -> Vec<u8> {
     let mut input = inputs[random.usize(..inputs.len())].clone();

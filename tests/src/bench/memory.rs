@@ -1,6 +1,6 @@
 //! Measures the memory of the proxy's process after it has programmed everything.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
@@ -9,6 +9,7 @@ use super::protocol::{BenchRequest, BenchResponse};
 use crate::{
     agent::Agent,
     deadline::{Deadline, Stopwatch},
+    process::status_field,
     runner::Proxy,
     world::World,
 };
@@ -40,15 +41,14 @@ pub(super) fn measure(
     source: &'static str,
 ) -> Result<Memory> {
     proxy.start(world)?;
-    let status =
-        PathBuf::from(format!("/proc/{}/status", proxy.process_id().context("the proxy does not run")?));
-    let settled_kib = wait_until_stable(&status)?;
+    let process = proxy.process_id().context("the proxy does not run")?;
+    let settled_kib = wait_until_stable(process)?;
     let memory = Memory {
         services,
         source,
         settled_kib,
-        peak_kib: field(&status, "VmHWM")?,
-        anonymous_kib: field(&status, "RssAnon")?,
+        peak_kib: status_field(process, "VmHWM")?,
+        anonymous_kib: status_field(process, "RssAnon")?,
     };
     proxy.stop()?;
     proxy.clean_up(world)?;
@@ -63,11 +63,11 @@ pub(super) fn serve_api(agent: &mut Agent, services: usize) -> Result<String> {
     }
 }
 
-fn wait_until_stable(status: &PathBuf) -> Result<u64> {
-    let mut last = field(status, "VmRSS")?;
+fn wait_until_stable(process: u32) -> Result<u64> {
+    let mut last = status_field(process, "VmRSS")?;
     let mut since = Stopwatch::start();
     let stable = Deadline::after(STABLE_TIMEOUT).try_poll(|| {
-        let now = field(status, "VmRSS")?;
+        let now = status_field(process, "VmRSS")?;
         if now != last {
             last = now;
             since = Stopwatch::start();
@@ -75,11 +75,4 @@ fn wait_until_stable(status: &PathBuf) -> Result<u64> {
         anyhow::Ok((since.elapsed() >= STABLE_FOR).then_some(now))
     })?;
     stable.with_context(|| format!("the proxy's memory does not become stable within {STABLE_TIMEOUT:?}"))
-}
-
-fn field(status: &PathBuf, name: &str) -> Result<u64> {
-    let text = fs::read_to_string(status).with_context(|| format!("read {}", status.display()))?;
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    let number = value.and_then(|value| value.split_whitespace().next()?.parse().ok());
-    number.with_context(|| format!("no {name} in {}", status.display()))
 }

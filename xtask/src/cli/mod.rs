@@ -93,8 +93,8 @@ enum Command {
     /// restarts, changes, outages of the API server, other modes, floods, failing system calls.
     /// Needs root.
     ///
-    /// At the end, no connection was lost, and shunt holds as much memory and as many files, threads
-    /// and kernel objects as at the start.
+    /// At the end, no connection was lost, and shunt holds as much memory and as many files,
+    /// threads and kernel objects as at the start.
     Soak {
         /// How long to run. The last round, which takes some two minutes, is completed.
         #[arg(long, default_value_t = 20)]

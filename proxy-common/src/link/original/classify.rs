@@ -32,7 +32,7 @@ pub(super) enum Classification {
     Retry,
 }
 
-/// Userspace may remove the last slots of a Service, or all of a list that it does not use any more,
+/// Userspace may remove the last slots of a Service, or all of a list that is not in use any more,
 /// between two reads. A second read of the Service finds the slots that are left. If the chosen one
 /// is removed once more, the packet is dropped and the client retransmits. Each iteration
 /// multiplies the work of the verifier.

@@ -2,15 +2,15 @@
 
 use std::borrow::Cow;
 
-use super::{Ebpf, EbpfError, MapEntry, Plan, State, Step, failures::Failures, rules::Rules};
+use super::{Ebpf, EbpfError, MapEntry, Plan, State, Step, failures::Failures, maps::Maps, rules::Rules};
 use crate::kernel::KernelError;
 
 /// The maximal number of entries of one map call. If one fails, at most so many are tried again.
 const MAX_BATCH: usize = 512;
 
 impl Ebpf {
-    /// Continues after a service port or link that fails: the rest of the plan for it is skipped, so
-    /// that it stays as it was. It also continues if the rules fail.
+    /// Continues after a service port or link that fails: the rest of the plan for it is skipped.
+    /// Then it stays as it was. It also continues if the rules fail.
     pub(super) fn apply_all(&mut self, state: &mut State, plan: &Plan) -> Result<(), EbpfError> {
         self.assign_ids(state, plan);
         let mut failures = Failures::without_room(state, plan, &self.maps.sizes);
@@ -47,8 +47,12 @@ impl Ebpf {
     /// with many entries, and records them in the state. Returns how many: if one fails, it is the
     /// next.
     fn put_batch(&mut self, steps: &[Step], failures: &Failures, state: &mut State) -> usize {
+        let Some(Step::Put(first)) = steps.first() else { return 0 };
+        if !Maps::takes_batches(first) {
+            return 0;
+        }
         let entry = |step| match failures.adjust(step, state) {
-            Some(Cow::Borrowed(Step::Put(entry))) => Some(entry),
+            Some(Cow::Borrowed(Step::Put(entry))) if entry.map() == first.map() => Some(entry),
             _ => None,
         };
         let entries: Vec<&MapEntry> = steps.iter().map_while(entry).take(MAX_BATCH).collect();

@@ -119,11 +119,16 @@ fn build(arguments: &Arguments) -> Result<ChurnTest> {
 }
 
 fn set_endpoints(manifests: &Manifests, hosts: &[Host]) -> Result<()> {
+    web_slices(hosts).place(manifests)
+}
+
+/// Returns the EndpointSlices of the Service whose endpoints change.
+fn web_slices(hosts: &[Host]) -> Slices {
     let mut slices = Slices::default();
     for is_v6 in [false, true] {
         slices.add("web", is_v6, WEB_PORT, hosts);
     }
-    slices.place(manifests)
+    slices
 }
 
 impl Check {

@@ -173,9 +173,7 @@ impl Maps {
     }
 
     fn update_node(&mut self, update: impl FnOnce(&mut NodeValue)) -> Result<(), KernelError> {
-        let mut value = self.node.get(&0, 0).map_err(failed("read", "node"))?;
-        update(&mut value);
-        self.node.set(0, value, 0).map_err(failed("write", "node"))
+        update_node(&mut self.node, update)
     }
 
     /// Sets the marks that the programs put on packets.
@@ -240,12 +238,18 @@ impl Maps {
         })
     }
 
-    /// Inserts or replaces entries in this order, by one call. Stops before an entry of another map
-    /// than the first, or of a small map, and at the first that fails: [`Self::put`] returns its
-    /// error. Returns how many were written.
+    /// Returns true if the map of an entry has many entries, which [`Self::put_batch`] writes.
+    pub(crate) const fn takes_batches(entry: &MapEntry) -> bool {
+        matches!(entry, MapEntry::Service(..) | MapEntry::Endpoint(..) | MapEntry::Member(_))
+    }
+
+    /// Inserts or replaces entries of one map in this order, by one call. Stops at the first that
+    /// fails: [`Self::put`] returns its error. Returns how many were written.
     pub(crate) fn put_batch(&mut self, entries: &[&MapEntry]) -> usize {
         let bits = entries.iter().filter_map(|entry| entry.prefilter_bit());
-        bits.for_each(|bit| lock(&self.prefilter).insert(bit));
+        let mut prefilter = lock(&self.prefilter);
+        bits.for_each(|bit| prefilter.insert(bit));
+        drop(prefilter);
         let Batches { services, endpoints, members } = &self.batches;
         let entries = entries.iter().copied();
         match entries.clone().next() {
@@ -305,6 +309,16 @@ impl Maps {
         let node = self.node.get(&0, 0).map_err(failed("read", "node"))?;
         Ok((node.local_detection, node.socket_scope, node.new_flows))
     }
+}
+
+/// Changes the only value of the map `node`.
+pub(crate) fn update_node(
+    node: &mut Array<MapData, NodeValue>,
+    update: impl FnOnce(&mut NodeValue),
+) -> Result<(), KernelError> {
+    let mut value = node.get(&0, 0).map_err(failed("read", "node"))?;
+    update(&mut value);
+    node.set(0, value, 0).map_err(failed("write", "node"))
 }
 
 /// Opens a map that is pinned in a directory.

@@ -73,11 +73,12 @@ fn run(flows: &mut Flows, ended: &Receiver<()>) {
     let mut looks = 0;
     while ended.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
         looks += 1;
-        let removed = if flows.fill.needs_sweep(flows.begun()) {
-            flows.sweep_assured()
+        let begun = flows.begun();
+        let removed = if flows.fill.needs_sweep(begun) {
+            flows.sweep_assured(begun)
         } else if looks >= LOOKS_PER_SWEEP {
             looks = 0;
-            flows.sweep()
+            flows.sweep(begun)
         } else {
             continue;
         };
@@ -226,14 +227,15 @@ impl Flows {
         self.counters.get(&(Counter::FlowsBegun as u32), 0).map_or(0, |of_cpus| of_cpus.iter().sum())
     }
 
-    fn expiry(&self) -> Result<Expiry, KernelError> {
+    /// `begun` is the number of flows that have begun.
+    fn expiry(&self, begun: u64) -> Result<Expiry, KernelError> {
         let now_ns = clock::nanos(clock::monotonic()?);
-        Ok(Expiry { now_ns, keeps_finished: self.fill.keeps_finished(self.begun()) })
+        Ok(Expiry { now_ns, keeps_finished: self.fill.keeps_finished(begun) })
     }
 
     /// Sweeps all assured flows. Returns how many entries were removed.
-    fn sweep_assured(&mut self) -> Result<usize, KernelError> {
-        let (expiry, begun) = (self.expiry()?, self.begun());
+    fn sweep_assured(&mut self, begun: u64) -> Result<usize, KernelError> {
+        let expiry = self.expiry(begun)?;
         self.whole.rewind();
         let mut removed = 0;
         for _ in 0..self.max_reads {
@@ -247,8 +249,8 @@ impl Flows {
     }
 
     /// Sweeps the next part of both maps. Returns how many entries were removed.
-    fn sweep(&mut self) -> Result<usize, KernelError> {
-        let expiry = self.expiry()?;
+    fn sweep(&mut self, begun: u64) -> Result<usize, KernelError> {
+        let expiry = self.expiry(begun)?;
         let mut removed = 0;
         for _ in 0..self.reads_per_sweep {
             if !self.is_at_unassured && self.assured.entries.is_at_beginning() {

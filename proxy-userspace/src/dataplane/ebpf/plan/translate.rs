@@ -229,8 +229,8 @@ mod tests {
         }
     }
 
-    /// A container of docker or libvirt has a network namespace, and an address outside the ranges of
-    /// pods.
+    /// A container of docker or libvirt has a network namespace, and an address outside the ranges
+    /// of pods.
     #[test]
     fn ranges_that_hold_the_pods_decide_nothing_about_sockets_outside_the_node() {
         let node = NodeView {

@@ -136,9 +136,7 @@ fn service_at(vip: SocketAddr, protocol: Protocol, state: &State) -> Option<u32>
 /// then knows that conntrack has flows that the programs do not know.
 fn leave_new_flows(pins: &PinDir) -> Result<(), KernelError> {
     let mut node: Array<MapData, NodeValue> = open_pinned(pins.path(), "node")?;
-    let value = node.get(&0, 0).map_err(KernelError::bpf("read", "map node"))?;
-    let value = NodeValue { new_flows: NewFlows::Leave as u16, ..value };
-    node.set(0, value, 0).map_err(KernelError::bpf("write", "map node"))
+    maps::update_node(&mut node, |node| node.new_flows = NewFlows::Leave as u16)
 }
 
 fn remove_services(pins: &PinDir) -> Result<(), KernelError> {
@@ -221,8 +219,8 @@ impl Flows {
 /// A closed connection that was silent for this long gets no packets any more. Its client port may
 /// be in use again.
 const CLOSED_FOR: Duration = Duration::from_secs(2);
-/// A flow that is not assured and was silent for this long is no handshake any more, and no question
-/// that waits for its answer. After a flood there are tens of thousands, each of which takes about a
+/// A flow that is not assured and was silent for this long is neither a handshake nor a question
+/// that waits for its answer. After a flood there are tens of thousands, and each takes about a
 /// millisecond.
 const UNASSURED_FOR: Duration = Duration::from_secs(3);
 /// From this time on, flows that are not assured stay behind. A flood may begin them faster than

@@ -3,7 +3,7 @@
 use std::{fmt, fs};
 
 use anyhow::{Context as _, Result};
-use shunt_tests::{runner::Proxy, world::World};
+use shunt_tests::{process::status_field, runner::Proxy, world::World};
 
 use super::super::leftovers::PinnedObjects;
 
@@ -22,17 +22,11 @@ pub(super) struct Footprint {
 impl Footprint {
     /// Reads what the running process holds.
     pub(super) fn read(proxy: &Proxy, world: &World) -> Result<Self> {
-        let process = format!("/proc/{}", proxy.process_id().context("the proxy does not run")?);
-        let status = fs::read_to_string(format!("{process}/status")).context("read the status")?;
-        let field = |name: &str| -> Result<u64> {
-            let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            let number = value.and_then(|value| value.split_whitespace().next()?.parse().ok());
-            number.with_context(|| format!("no {name} in {process}/status"))
-        };
+        let process = proxy.process_id().context("the proxy does not run")?;
         Ok(Self {
-            resident_kib: field("VmRSS")?,
-            files: fs::read_dir(format!("{process}/fd")).context("list open files")?.count(),
-            threads: field("Threads")?,
+            resident_kib: status_field(process, "VmRSS")?,
+            files: fs::read_dir(format!("/proc/{process}/fd")).context("list open files")?.count(),
+            threads: status_field(process, "Threads")?,
             pinned: PinnedObjects::read(world)?.to_string(),
         })
     }

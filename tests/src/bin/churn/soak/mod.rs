@@ -14,7 +14,7 @@ use shunt_tests::{
     deadline::{Deadline, Stopwatch},
     flood::SOURCES,
     runner::{Cluster, Proxy},
-    small_cluster::{NODE, Slices, WEB_PORT},
+    small_cluster::NODE,
     world::{Host, World},
 };
 
@@ -25,6 +25,7 @@ use super::{
     load::{self, Client},
     phases::ENDPOINT_SETS,
     switches::{self, MAX_UNANSWERED, TCP_TIMEOUT},
+    web_slices,
 };
 
 /// Map sizes that the Services of the load fit into, and those of a disturbance do not. A flood has
@@ -127,11 +128,7 @@ impl Soak {
     }
 
     fn set_endpoints(&self, hosts: &[Host]) -> Result<()> {
-        let mut slices = Slices::default();
-        for is_v6 in [false, true] {
-            slices.add("web", is_v6, WEB_PORT, hosts);
-        }
-        self.cluster.apply_all(slices.text())
+        self.cluster.apply_all(web_slices(hosts).text())
     }
 
     fn check_footprint(&self, at_start: &Footprint) -> Result<Check> {
