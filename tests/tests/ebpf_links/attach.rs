@@ -19,6 +19,7 @@ use crate::bench::{ATTACHMENTS, Bench, HOOKS, attachments, has_clsact, in_this_k
 
 #[test]
 fn new_links_get_programs_on_both_hooks_and_removed_links_leave_nothing() {
+    // Without TCX both are filters.
     for attachment in ATTACHMENTS {
         let mut bench = Bench::new(attachment);
         bench.sync();
@@ -44,7 +45,7 @@ fn new_links_get_programs_on_both_hooks_and_removed_links_leave_nothing() {
 
 #[test]
 fn bare_ip_link_gets_its_programs() {
-    for attachment in ATTACHMENTS {
+    for attachment in attachments() {
         let mut bench = Bench::new(attachment);
         run("ip", &["tuntap", "add", "tun0", "mode", "tun"]);
         bench.sync();
@@ -55,7 +56,7 @@ fn bare_ip_link_gets_its_programs() {
 
 #[test]
 fn excluded_links_have_no_programs_even_of_an_earlier_process() {
-    for attachment in ATTACHMENTS {
+    for attachment in attachments() {
         let mut bench = Bench::new(attachment);
         bench.add_veth("eth0", "v.1");
         bench.add_bridge("br0", &[]);
@@ -76,7 +77,7 @@ fn excluded_links_have_no_programs_even_of_an_earlier_process() {
 
 #[test]
 fn removed_programs_come_back_with_the_next_resync() {
-    for attachment in ATTACHMENTS {
+    for attachment in attachments() {
         let mut bench = Bench::new(attachment);
         bench.add_veth("v0", "v1");
         bench.sync();
@@ -99,7 +100,7 @@ fn removed_programs_come_back_with_the_next_resync() {
 
 #[test]
 fn reused_interface_index_gets_new_programs() {
-    for attachment in ATTACHMENTS {
+    for attachment in attachments() {
         let mut bench = Bench::new(attachment);
         let add = |name| run("ip", &["link", "add", name, "index", "77", "type", "bridge"]);
         add("one");
@@ -163,7 +164,7 @@ fn link_that_vanishes_during_attach_is_no_error() {
 
 #[test]
 fn restart_replaces_programs_without_a_gap() {
-    for attachment in ATTACHMENTS {
+    for attachment in attachments() {
         let mut bench = Bench::new(attachment);
         bench.add_veth("v0", "v1");
         bench.sync();
@@ -225,7 +226,7 @@ fn runs_on(attachment: LinkAttachment, link: &str) -> bool {
 
 #[test]
 fn programs_stay_without_a_process_and_cleanup_removes_them() {
-    for attachment in ATTACHMENTS {
+    for attachment in attachments() {
         let mut bench = Bench::new(attachment);
         bench.add_veth("v0", "v1");
         bench.sync();
@@ -241,6 +242,31 @@ fn programs_stay_without_a_process_and_cleanup_removes_them() {
         }
         assert!(!bench.settings.pin_dir.exists());
     }
+}
+
+/// To remove a clsact qdisc, or to add it, loses the packets that leave on the link meanwhile.
+#[test]
+fn clsact_qdisc_stays_on_links_that_netfilter_serves_and_cleanup_removes_it() {
+    let mut bench = Bench::new(LinkAttachment::Clsact);
+    bench.add_veth("v0", "v1");
+    let planned = bench.planned();
+    bench.apply(&planned);
+    let leave = planned.iter().filter_map(|step| match step {
+        Step::AttachLink(at, _) => Some(Step::LeaveLink(*at)),
+        _ => None,
+    });
+    bench.apply(&leave.collect::<Vec<_>>());
+    for link in ["v0", "v1"] {
+        assert_eq!(HOOKS.map(|hook| bench.names(link, hook).len()), [0, 0]);
+        assert!(has_clsact(link));
+    }
+    let others = ["filter", "add", "dev", "v1", "egress", "prio", "2", "bpf", "bytecode", "1,6 0 0 0", "da"];
+    tc(&others);
+    bench.stop();
+    let errors = Ebpf::cleanup_at(&bench.settings.pin_dir);
+    assert!(errors.is_empty(), "{errors:?}");
+    assert!(!has_clsact("v0") && has_clsact("v1"), "the filter of another owner stays");
+    assert!(!bench.settings.pin_dir.exists());
 }
 
 #[test]

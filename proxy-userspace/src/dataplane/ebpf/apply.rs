@@ -82,6 +82,7 @@ impl Ebpf {
                 return Ok(());
             }
             Step::DetachLink(at) => self.links.detach(&self.pins, *at)?,
+            Step::LeaveLink(at) => self.links.leave(&self.pins, *at)?,
             Step::ReleaseSockets { .. } => self.socket_releaser.wake(),
         }
         state.record(step);

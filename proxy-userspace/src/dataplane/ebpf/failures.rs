@@ -88,7 +88,7 @@ fn describe(step: &Step, state: &State) -> String {
     };
     match step {
         Step::AttachLink(_, served) => link(&served.name),
-        Step::DetachLink(at) => link(&format_args!("of index {}", at.index)),
+        Step::DetachLink(at) | Step::LeaveLink(at) => link(&format_args!("of index {}", at.index)),
         Step::Put(entry) | Step::Remove(entry) => match entry {
             MapEntry::NodeAddress(address) => format!("the node address {address}"),
             MapEntry::LocalSource(range) => format!("the range of pods that begins at {}", range.addr),

@@ -181,7 +181,24 @@ impl PinDir {
         remove_entries(&self.path.join("links"), is_removed).into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// Returns the names under which links are pinned.
+    /// Adds a mark to the pins of links: an empty directory. It is no error if it exists.
+    pub fn mark(&self, name: &str) -> Result<(), KernelError> {
+        let mark = self.link(name);
+        match fs::create_dir(&mark) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(KernelError::path("create", mark)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes a mark.
+    pub fn unmark(&self, name: &str) -> Result<(), KernelError> {
+        let mark = self.link(name);
+        fs::remove_dir(&mark).map_err(KernelError::path("remove", mark))
+    }
+
+    /// Returns the names of the marks, and those under which links are pinned.
     pub fn link_names(&self) -> Result<Vec<String>, KernelError> {
         let links = self.path.join("links");
         let entries = match fs::read_dir(&links) {

@@ -160,6 +160,19 @@ impl Links {
         }
     }
 
+    /// Detaches the program from a link that netfilter serves from now on. A clsact qdisc stays,
+    /// with a mark for [`remove_all`]: to remove it, and to add it again when the programs come
+    /// back, would lose packets.
+    pub(super) fn leave(&mut self, pins: &PinDir, at: LinkHook) -> Result<(), KernelError> {
+        match &mut self.means {
+            Means::Clsact { clsact, left_out } if pins.mark(&mark_name(at.index)).is_ok() => {
+                left_out.remove(&at.index);
+                clsact.remove_filter(at.index, at.hook)
+            }
+            Means::Clsact { .. } | Means::Tcx => self.detach(pins, at),
+        }
+    }
+
     /// Returns the names of the links that have no room for programs.
     pub(super) fn left_out(&self) -> Vec<Arc<str>> {
         match &self.means {
@@ -250,6 +263,7 @@ fn link_name(index: u32) -> Arc<str> {
 pub(super) fn remove_all(pins: Option<&PinDir>) -> Vec<KernelError> {
     let mut errors = Vec::new();
     if let Some(pins) = pins {
+        errors.extend(remove_marked_qdiscs(pins).err());
         match pinned(pins) {
             // In the opposite order of attaching.
             Ok(hooks) => {
@@ -268,6 +282,17 @@ pub(super) fn remove_all(pins: Option<&PinDir>) -> Vec<KernelError> {
         Err(error) => errors.push(error),
     }
     errors
+}
+
+/// Removes the qdiscs that [`Links::leave`] left on links, unless others have added filters.
+fn remove_marked_qdiscs(pins: &PinDir) -> Result<(), KernelError> {
+    for name in pins.link_names()? {
+        if let Some(index) = name.strip_prefix(MARK).and_then(|index| index.parse().ok()) {
+            Clsact::open()?.remove_empty_qdisc(index)?;
+            pins.unmark(&name)?;
+        }
+    }
+    Ok(())
 }
 
 fn reverse_order(hooks: impl Iterator<Item = LinkHook>) -> impl Iterator<Item = LinkHook> {
@@ -307,6 +332,13 @@ const fn program_name(hook: Hook, framing: Framing) -> &'static str {
 
 const IN: &str = "shunt_in_";
 const OUT: &str = "shunt_out_";
+
+/// The mark of a link whose clsact qdisc is ours, and has no filter of ours.
+const MARK: &str = "clsact_";
+
+fn mark_name(index: u32) -> String {
+    format!("{MARK}{index}")
+}
 
 /// Returns the name of the pin of a BPF link. It has the index of the network link: names of
 /// network links may have characters that bpffs refuses, such as dots.

@@ -259,7 +259,7 @@ impl<'a> Planner<'a> {
         }
         if !state.links.is_empty() {
             self.phases.attachments.push(Step::HandFlowsToConntrack);
-            self.phases.attachments.extend(state.links.keys().rev().copied().map(Step::DetachLink));
+            self.phases.attachments.extend(state.links.keys().rev().copied().map(Step::LeaveLink));
         }
     }
 

@@ -62,7 +62,7 @@ impl State {
             Step::SetLocalDetection(detection) => self.local_detection = *detection as u32,
             Step::Attach => self.attached = true,
             Step::AttachLink(at, link) => drop(self.links.insert(*at, HookState::Current(link.framing))),
-            Step::DetachLink(at) => drop(self.links.remove(at)),
+            Step::DetachLink(at) | Step::LeaveLink(at) => drop(self.links.remove(at)),
             Step::InstallRules => self.rules_are_installed = true,
             Step::SetSocketScope(scope) => self.socket_scope = *scope as u16,
             Step::SetNewFlows(new_flows) => self.new_flows = *new_flows as u16,

@@ -119,8 +119,10 @@ pub enum Step {
     InstallRules,
     /// Attach a program to a link.
     AttachLink(LinkHook, ServedLink),
-    /// Detach our program from a link.
+    /// Detach our program from a link that is not to be served.
     DetachLink(LinkHook),
+    /// Detach our program from a link that netfilter serves from now on.
+    LeaveLink(LinkHook),
     /// Destroy UDP sockets that are connected to endpoints which no longer serve.
     ReleaseSockets {
         /// The service port that they connected to.
@@ -143,7 +145,7 @@ impl Step {
     /// Returns the index of the link that the step is for, if any.
     pub const fn link(&self) -> Option<u32> {
         match self {
-            Self::AttachLink(at, _) | Self::DetachLink(at) => Some(at.index),
+            Self::AttachLink(at, _) | Self::DetachLink(at) | Self::LeaveLink(at) => Some(at.index),
             _ => None,
         }
     }

@@ -184,7 +184,7 @@ proptest! {
             let (earlier, later) = changes.steps.split_at(at);
             match step {
                 Step::AttachLink(..) if is_switch => prop_assert!(leaves),
-                Step::DetachLink(_) if after.node.link_path != LinkPath::Programs => {
+                Step::LeaveLink(_) => {
                     prop_assert!(leaves && earlier.contains(&Step::HandFlowsToConntrack));
                 }
                 Step::HandFlowsToConntrack => prop_assert!(leaves),

@@ -167,7 +167,20 @@ impl Clsact {
         if !self.list(index, hook)?.iter().any(is_ours) {
             return Ok(());
         }
-        HANDLES.iter().try_for_each(|handle| self.remove(index, hook, *handle))?;
+        self.remove_filter(index, hook)?;
+        self.remove_empty_qdisc(index)
+    }
+
+    /// Removes our filter from a hook of a link. It is no error if there is none. The qdisc stays.
+    pub fn remove_filter(&self, index: u32, hook: Hook) -> Result<(), KernelError> {
+        HANDLES.iter().try_for_each(|handle| self.remove(index, hook, *handle))
+    }
+
+    /// Removes the qdisc of a link if it has no filter. It is no error if there is none.
+    ///
+    /// The kernel drops all packets that leave on the link for some milliseconds: `qdisc_graft`
+    /// deactivates the link and waits for an RCU grace period (net/sched/sch_api.c).
+    pub fn remove_empty_qdisc(&self, index: u32) -> Result<(), KernelError> {
         for hook in [Hook::Ingress, Hook::Egress] {
             if !self.filters(index, hook).is_ok_and(|filters| filters.is_empty()) {
                 return Ok(());
@@ -176,7 +189,7 @@ impl Clsact {
         let qdisc = TcMessage::from_parts(header(index, QDISC, TcHandle::CLSACT, 0), vec![kind(CLSACT)]);
         match self.request(0, RouteNetlinkMessage::DelQueueDiscipline(qdisc)) {
             Err(error) if !is_gone(&error) => {
-                Err(KernelError::call("remove the empty clsact qdisc of", describe(index, hook))(error))
+                Err(KernelError::call("remove the empty clsact qdisc of", format!("link {index}"))(error))
             }
             _ => Ok(()),
         }
