@@ -28,15 +28,9 @@ pub(super) enum Classification {
     Drop,
     /// It is refused or dropped for this reason. If refused, netfilter rejects it by its mark.
     Rejected(Counter),
-    /// The chosen slot was removed. Reading the Service again finds another one.
+    /// The chosen slot was removed. [`choose_again`] finds another one.
     Retry,
 }
-
-/// Userspace may remove the last slots of a Service, or all of a list that is not in use any more,
-/// between two reads. A second read of the Service finds the slots that are left. If the chosen one
-/// is removed once more, the packet is dropped and the client retransmits. Each iteration
-/// multiplies the work of the verifier.
-const READS: u32 = 2;
 
 /// Classifies a packet. For a new flow, it sets [`ClientPacket::flow`].
 #[inline(always)]
@@ -48,13 +42,10 @@ pub(super) fn classify<F: Frame, T: Tables>(
     if is_existing(tables, incoming) {
         return Classification::Existing;
     }
-    for _ in 0..READS {
-        let class = classify_new(frame, tables, incoming);
-        if !matches!(class, Classification::Retry) {
-            return class;
-        }
+    match classify_new(frame, tables, incoming) {
+        Classification::Retry => choose_again(frame, tables, incoming),
+        class => class,
     }
-    endpoint_missing(tables, incoming.flow.service)
 }
 
 /// Returns true if the packet belongs to the flow of its entry, and the flow goes on.
@@ -120,20 +111,56 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
         Verdict::Refuse => return refuse(frame, tables, service.service, Counter::Refused),
         Verdict::Drop(reason) => return count_drop(tables, service.service, reason.counter()),
     };
-    let client = || AffinityKey::of_packets(source, service.service);
-    let Some(endpoint) = service::choose_endpoint(tables, &service, slots, client) else {
-        return Classification::Retry;
+    if begin(tables, incoming, &service, slots, is_local) {
+        Classification::New
+    } else {
+        Classification::Retry
+    }
+}
+
+/// Chooses an endpoint after the chosen slot was removed. Userspace may remove the last slots of a
+/// Service, or all of a list that is not in use any more, between two reads. A second read of the
+/// Service finds the slots that are left. If the chosen one is removed once more, the packet is
+/// dropped and the client retransmits.
+///
+/// The packet is not classified again: that would nearly double the work of the verifier.
+#[inline(never)]
+fn choose_again<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut ClientPacket) -> Classification {
+    let is_local = is_local(frame, tables, &incoming.key);
+    let Some(service) = service::find_on_link(tables, &incoming.key.destination, incoming.protocol) else {
+        return Classification::Proceed;
     };
+    let slots = if is_local { Slots::inside(&service) } else { Slots::outside(&service) };
+    if slots.count > 0 && begin(tables, incoming, &service, slots, is_local) {
+        return Classification::New;
+    }
+    tables.count_error(ProgramError::EndpointMissing);
+    count_drop(tables, incoming.flow.service, Counter::FlowNotRecorded)
+}
+
+/// Chooses an endpoint, and sets [`ClientPacket::flow`]. Returns false if the chosen slot was
+/// removed after the Service was read.
+#[inline(always)]
+fn begin(
+    tables: &impl Tables,
+    incoming: &mut ClientPacket,
+    service: &ServiceValue,
+    slots: Slots,
+    is_local: bool,
+) -> bool {
+    let source = incoming.key.source.addr;
+    let client = || AffinityKey::of_packets(source, service.service);
+    let Some(endpoint) = service::choose_endpoint(tables, service, slots, client) else { return false };
     incoming.flow = Flow {
         source: source_after_translation(tables, incoming),
         destination: endpoint,
         service: service.service,
         generation: service.generation,
-        state: masquerade_state(&service, is_local, source, endpoint) | flow_state::of_list(slots.list),
+        state: masquerade_state(service, is_local, source, endpoint) | flow_state::of_list(slots.list),
         acknowledged: 0,
         used_ns: incoming.now_ns,
     };
-    Classification::New
+    true
 }
 
 /// Returns the source of a new flow. Netfilter masquerades it later if necessary.
@@ -143,13 +170,6 @@ fn source_after_translation(tables: &impl Tables, incoming: &ClientPacket) -> En
     let is_exempt = tables.is_exempt_source(&incoming.key.source.addr);
     let port = if is_exempt { entries::port_apart(source.port) } else { source.port };
     Endpoint { port, ..source }
-}
-
-/// Rejects a packet because its slot was removed after each read of the Service.
-#[inline(never)]
-fn endpoint_missing<T: Tables>(tables: &T, service: u32) -> Classification {
-    tables.count_error(ProgramError::EndpointMissing);
-    count_drop(tables, service, Counter::FlowNotRecorded)
 }
 
 #[inline(always)]
