@@ -26,7 +26,7 @@ use proxy_userspace::{
     },
 };
 
-use crate::bench::{ATTACHMENTS, Bench, HOOKS, has_clsact, in_this_kernel, run, tc};
+use crate::bench::{Bench, HOOKS, attachments, has_clsact, in_this_kernel, run, tc};
 
 /// Sends a packet on `v0`.
 fn send() {
@@ -333,7 +333,7 @@ fn foreign_tcx_programs_stay_and_ours_run_first() {
 
 #[test]
 fn lists_of_foreign_filters_have_the_programs_of_both_attachments_without_ours() {
-    for attachment in ATTACHMENTS {
+    for attachment in attachments() {
         let mut bench = Bench::new(attachment);
         bench.add_veth("v0", "v1");
         bench.sync();

@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::bench::{ATTACHMENTS, Bench, HOOKS, WITHIN, in_this_kernel, no_objects, run, tc};
+use crate::bench::{Bench, HOOKS, WITHIN, attachments, in_this_kernel, no_objects, run, tc};
 
 /// A period that is longer than any test.
 const LATE: Duration = Duration::from_mins(5);
@@ -109,7 +109,7 @@ impl Daemon {
 
 #[test]
 fn removed_programs_come_back_before_sync_period() {
-    for attachment in ATTACHMENTS {
+    for attachment in attachments() {
         let daemon = Daemon::start(attachment, LATE);
         for _ in 0..2 {
             daemon.add_veth();

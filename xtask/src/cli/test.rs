@@ -92,8 +92,13 @@ pub(crate) fn run(all_kernels: bool) -> Result<ExitCode> {
     summary.add(ebpf_step());
     let kernels = if all_kernels { Kernel::value_variants() } else { &[Kernel::V5_10] };
     let skip = if all_kernels { &[][..] } else { &OF_IPTABLES };
-    let kernels = kernels.iter().map(|kernel| kernel_step(*kernel, skip)).collect::<Result<Vec<_>>>()?;
-    let guests = Mutex::new([ipvs_step()?].into_iter().chain(kernels));
+    let mut guests = Vec::new();
+    for kernel in kernels {
+        guests.extend(kernel_steps(*kernel, skip)?);
+    }
+    // The longest of each kernel first, so that no lane is idle at the end.
+    guests.insert(1, ipvs_step()?);
+    let guests = Mutex::new(guests.into_iter());
     let hosts = [tests()].into_iter().chain(packets()?);
     run_all(checks()?.into_iter(), &mut summary)?;
     // The steps on the host mostly wait: for packets, for silence, for processes to end.
@@ -247,14 +252,16 @@ fn ipvs_step() -> Result<Step> {
     Ok(Step { count, ..Step::plain("conformance ipvs", run.limit(GUEST)) })
 }
 
-/// Returns the step for the kernel tests in a virtual machine, which runs this program again.
-fn kernel_step(kernel: Kernel, skip: &[&str]) -> Result<Step> {
+/// Returns the steps for the kernel tests in virtual machines, which run this program again.
+fn kernel_steps(kernel: Kernel, skip: &[&str]) -> Result<[Step; 2]> {
     let minutes = (GUEST.as_secs() / 60).to_string();
-    let [name, step, _] = kernel.names();
+    let [name, programs, cases, _] = kernel.names();
     let run = this()?.args(["vm", "--kernel", name, "--limit", &minutes]).limit(GUEST);
     let run = run.args(skip.iter().flat_map(|skip| ["--skip", skip]));
     let count: Count = |line| counts::test_result(line).or_else(|| counts::conformance_result(line));
-    Ok(Step { count: Some(count), ..Step::plain(step, run) })
+    let step =
+        |step, part| Step { count: Some(count), ..Step::plain(step, run.clone().args(["--part", part])) };
+    Ok([step(programs, "programs"), step(cases, "cases")])
 }
 
 impl Step {
@@ -318,7 +325,7 @@ mod tests {
 
     #[test]
     fn every_step_has_a_unique_name() {
-        let kernels = Kernel::value_variants().iter().map(|kernel| kernel.names()[1]);
+        let kernels = Kernel::value_variants().iter().flat_map(|kernel| kernel.names()[1..3].to_vec());
         let mut names: Vec<&str> = checks()
             .unwrap()
             .iter()

@@ -43,19 +43,20 @@ pub(crate) struct Fetched {
 }
 
 impl Kernel {
-    /// Returns the name on the command line, the name of its step in tests, and Debian's suite.
-    pub(crate) fn names(self) -> [&'static str; 3] {
+    /// Returns the name on the command line, the names of its steps in tests, one for each part,
+    /// and Debian's suite.
+    pub(crate) fn names(self) -> [&'static str; 4] {
         match self {
-            Self::V5_10 => ["5.10", "kernel 5.10", "bullseye"],
-            Self::V6_1 => ["6.1", "kernel 6.1", "bookworm"],
-            Self::V6_12 => ["6.12", "kernel 6.12", "trixie"],
-            Self::Latest => ["latest", "kernel latest", "sid"],
+            Self::V5_10 => ["5.10", "kernel 5.10", "kernel 5.10 cases", "bullseye"],
+            Self::V6_1 => ["6.1", "kernel 6.1", "kernel 6.1 cases", "bookworm"],
+            Self::V6_12 => ["6.12", "kernel 6.12", "kernel 6.12 cases", "trixie"],
+            Self::Latest => ["latest", "kernel latest", "kernel latest cases", "sid"],
         }
     }
 
     /// Returns the sources for apt. Stable releases get new kernels as security updates.
     fn sources(self, mirror: &str) -> Vec<String> {
-        let [_, _, suite] = self.names();
+        let [.., suite] = self.names();
         let main = format!("{mirror} {suite} main");
         let security = format!("{mirror}-security {suite}-security main");
         if self == Self::Latest { vec![main] } else { vec![main, security] }
@@ -80,7 +81,7 @@ impl Kernel {
         fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
         let lock = File::create(cache.join("lock")).context("cannot create the lock of the cache")?;
         lock.lock().context("cannot lock the cache")?;
-        let [name, step, suite] = self.names();
+        let [name, step, _, suite] = self.names();
         let folder = cache.join(format!("kernel-{name}"));
         if let Some(fetched) = Fetched::read(&folder) {
             return Ok(fetched);

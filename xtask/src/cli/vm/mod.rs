@@ -19,7 +19,7 @@ use clap::Args;
 
 pub(crate) use self::guest::Guest;
 pub(crate) use self::kernel::Kernel;
-pub(crate) use self::suite::{PATIENCE, one_after_the_other};
+pub(crate) use self::suite::{PATIENCE, Part, one_after_the_other};
 use super::progress::Progress;
 use super::setup;
 
@@ -35,6 +35,9 @@ pub(crate) struct Vm {
     /// Stop the machine after this number of minutes.
     #[arg(long, value_name = "MINUTES", default_value_t = 20)]
     limit: u64,
+    /// Run only this part of the kernel tests.
+    #[arg(long, value_enum)]
+    part: Option<Part>,
     /// Leave out kernel tests whose names contain this.
     #[arg(long, value_name = "TEXT")]
     skip: Vec<String>,
@@ -47,7 +50,7 @@ pub(crate) struct Vm {
 pub(crate) fn run(what: &Vm) -> Result<ExitCode> {
     let guest = if what.command.is_empty() {
         setup::ensure()?;
-        let mut guest = suite::guest(&what.skip)?;
+        let mut guest = suite::guest(what.part, &what.skip)?;
         guest.copies.extend_from_slice(&what.copy);
         guest
     } else {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use clap::ValueEnum;
 use serde_json::Value;
 use xtask::workspace;
 
@@ -52,25 +53,38 @@ const SCTP_MODE: &str = "iptables";
 pub(crate) const PATIENCE: (&str, &str) = ("SHUNT_TEST_PATIENCE", "6");
 const BUILD: Duration = Duration::from_mins(40);
 
-/// Builds the programs. Returns a guest that runs them one after the other, except tests whose
-/// names contain one of `skip`.
-pub(crate) fn guest(skip: &[String]) -> Result<Guest> {
+/// A part of the tests that run on every kernel. Two guests run the parts at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Part {
+    /// The programs with real sockets and links.
+    Programs,
+    /// Conformance cases, and AppArmor.
+    Cases,
+}
+
+/// Builds the programs. Returns a guest that runs a part of the tests, or both, one test target or
+/// case after the other, except tests whose names contain one of `skip`.
+pub(crate) fn guest(part: Option<Part>, skip: &[String]) -> Result<Guest> {
     let mut built = Progress::during("build for the guest", |progress| {
         steps::build_world().check(&mut |line| progress.line(line))?;
         build_tests(&mut |line| progress.line(line))
     })?;
     // A guest's file system is in memory, and programs with debug information are large.
     built.programs.retain(|program| program.ends_with(PROGRAM));
+    if part == Some(Part::Cases) {
+        built = Built::default();
+    }
     let programs = ["shunt", PROGRAM, DEPLOYMENT].map(|name| workspace::release().join(name));
     let cases = workspace::root().join("tests/cases");
-    let script = script(&built.tests, skip);
+    let script = script(&built.tests, skip, part != Some(Part::Programs));
     let mut guest = Guest::new(["bash", "-c", &script].map(Into::into).into())?;
     guest.copies = [built.tests, built.programs, programs.into(), vec![cases]].concat();
     guest.environment = vec![PATIENCE, steps::SAME_CASES];
     Ok(guest)
 }
 
-fn script(tests: &[PathBuf], skip: &[String]) -> String {
+/// Returns a script that runs these test programs, and the cases if they are wanted.
+fn script(tests: &[PathBuf], skip: &[String], with_cases: bool) -> String {
     let sctp: Vec<&str> = CASES.into_iter().filter(|case| case.starts_with("sctp")).collect();
     let conformance = [(MODE, &CASES[..]), (SCTP_MODE, &sctp)].map(|(mode, cases)| {
         steps::world_program(PROGRAM, mode).args(["--whole", "--only", &cases.join(",")]).words()
@@ -78,7 +92,8 @@ fn script(tests: &[PathBuf], skip: &[String]) -> String {
     let apparmor = steps::with_shunt(DEPLOYMENT).arg("--apparmor").words();
     let skip: Vec<OsString> = skip.iter().flat_map(|text| ["--skip".into(), text.into()]).collect();
     let tests = tests.iter().map(|test| [&[test.into()][..], &skip].concat());
-    one_after_the_other(&tests.chain(conformance).chain([apparmor]).collect::<Vec<_>>())
+    let cases = conformance.into_iter().chain([apparmor]).filter(|_| with_cases);
+    one_after_the_other(&tests.chain(cases).collect::<Vec<_>>())
 }
 
 /// Returns a shell script that runs all commands, also after one that fails.
@@ -153,7 +168,9 @@ mod tests {
     #[test]
     fn commands_run_after_one_that_fails() {
         let skip = ["slow_".into()];
-        let script = script(&["/a".into(), "/b".into()], &skip);
+        let tests = ["/a".into(), "/b".into()];
+        assert_eq!(script(&tests, &skip, false).matches(" || failed=1").count(), 2);
+        let script = script(&tests, &skip, true);
         assert!(script.contains("'/a' '--skip' 'slow_' ||"), "{script}");
         assert_eq!(script.matches(" || failed=1").count(), 5, "{script}");
         assert!(script.ends_with("exit $failed"));
