@@ -88,23 +88,31 @@ impl EndpointSliceCache {
     /// endpoint replaces an earlier one unless it is terminating. shunt sorts slices by name.
     /// Upstream's order is random.
     pub(super) fn endpoints(&self, key: &ServicePortKey, node_name: &str) -> Vec<EndpointInfo<'_>> {
-        let mut endpoints = BTreeMap::new();
+        let is_local = |endpoint: &SliceEndpoint| {
+            !node_name.is_empty() && endpoint.node_name.as_deref() == Some(node_name)
+        };
+        let mut endpoints = Vec::new();
         for slice in self.slices_of(&key.name.service).filter(|slice| slice.family == key.family) {
             let is_port =
                 |port: &&SlicePort| port.protocol == key.name.protocol && port.name == key.name.port;
             for port in slice.ports.iter().filter(is_port).filter_map(|port| port.port) {
-                for endpoint in &slice.endpoints {
-                    let Some(address) = endpoint.address else { continue };
-                    let address = SocketAddr::new(address, port.get());
-                    if !endpoint.terminating || !endpoints.contains_key(&address) {
-                        let is_local =
-                            !node_name.is_empty() && endpoint.node_name.as_deref() == Some(node_name);
-                        endpoints.insert(address, EndpointInfo { address, is_local, endpoint });
-                    }
-                }
+                let addressed = slice.endpoints.iter().filter_map(|endpoint| {
+                    let address = SocketAddr::new(endpoint.address?, port.get());
+                    Some(EndpointInfo { address, is_local: is_local(endpoint), endpoint })
+                });
+                endpoints.extend(addressed);
             }
         }
-        endpoints.into_values().collect()
+        // Stable: the order of slices decides between endpoints with the same address.
+        endpoints.sort_by_key(|endpoint| endpoint.address);
+        endpoints.dedup_by(|later, earlier| {
+            let is_same = later.address == earlier.address;
+            if is_same && !later.endpoint.terminating {
+                *earlier = *later;
+            }
+            is_same
+        });
+        endpoints
     }
 
     fn slices_of(&self, service: &NamespacedName) -> impl Iterator<Item = &CachedSlice> {

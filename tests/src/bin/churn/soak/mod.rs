@@ -97,6 +97,8 @@ impl Soak {
     ) -> Result<Vec<Check>> {
         self.proxy.start(&mut self.world)?;
         self.clients.iter_mut().try_for_each(start_load)?;
+        // The first use of the backstop starts threads that stay.
+        self.make(Disturbance::Switches)?;
         thread::sleep(SETTLE);
         let at_start = Footprint::read(&self.proxy, &self.world)?;
         let made = self.disturb(Deadline::after(duration), random);
