@@ -187,10 +187,9 @@ pub fn serve(host: &str) -> Result<()> {
             lines.map(|line| sender.blocking_send(line)).find(Result::is_err)
         });
         let mut open_connections = HashMap::new();
-        let mut bench = bench::AgentBench::default();
         while let Some(line) = requests.recv().await {
             let response = match serde_json::from_str(&line) {
-                Ok(Request::Bench(order)) => Response::Bench(bench.execute(order)),
+                Ok(Request::Bench(order)) => Response::Bench(bench::execute(order)),
                 Ok(Request::Load(request)) => {
                     let load = Load::start();
                     // Any request ends the load, and so does the end of the input.

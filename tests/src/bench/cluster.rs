@@ -1,5 +1,5 @@
 //! Generates the measured cluster: one Service under load, and as many others as requested, with
-//! four endpoints each.
+//! four endpoints each. From 1,000 Services on, one of the others has 5,000 endpoints.
 
 use std::net::Ipv4Addr;
 
@@ -16,7 +16,20 @@ pub(super) const ENDPOINTS: u16 = 4;
 pub(super) const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 80);
 /// The address of the pod behind the measured Service: a2.
 pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 12);
+/// The namespace of the measured Service.
+pub(super) const MEASURED_NAMESPACE: &str = "bench";
+/// The namespace of the large Service.
+pub(super) const LARGE_NAMESPACE: &str = "large";
+/// The number of endpoints of each slice of the large Service, as Kubernetes writes them.
+pub(super) const LARGE_SLICE: usize = 100;
 
+/// From this number of Services on, one of them is large. In a smaller cluster it would be most of
+/// what is measured.
+const LARGE_FROM: usize = 1_000;
+const LARGE_ENDPOINTS: usize = 5_000;
+const LARGE_CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 81);
+/// The first address of its endpoints, after those of 60,000 other Services.
+const LARGE_PODS: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 0);
 /// The number of paths. Each path has its own ports, so that it does not meet what another path
 /// left in the server's `TIME_WAIT`.
 const PATHS: u16 = 5;
@@ -99,8 +112,22 @@ pub(super) fn write(manifests: &Manifests, services: usize) -> Result<()> {
 
 /// Returns the objects of a cluster with this number of Services.
 pub(super) fn objects(services: usize) -> impl Iterator<Item = Value> {
-    let others = (0..services.saturating_sub(1)).flat_map(|number| [service(number), slice(number)]);
-    measured().into_iter().chain(others)
+    let large = services >= LARGE_FROM;
+    let others = 0..services.saturating_sub(1 + usize::from(large));
+    let others = others.flat_map(|number| [service(number), slice(number)]);
+    measured().into_iter().chain(large.then(large_service).into_iter().flatten()).chain(others)
+}
+
+/// Returns the Service with 5,000 endpoints, and its EndpointSlices.
+fn large_service() -> impl Iterator<Item = Value> {
+    let ports = json!([{"name": "http", "protocol": "TCP", "port": 8080}]);
+    let slices = (0..LARGE_ENDPOINTS / LARGE_SLICE).map(move |slice| {
+        let pods = slice * LARGE_SLICE..(slice + 1) * LARGE_SLICE;
+        let endpoints: Vec<Value> =
+            pods.map(|pod| endpoint(nth(LARGE_PODS, pod), &format!("node-{}", pod % NODES))).collect();
+        endpoint_slice(LARGE_NAMESPACE, "large", &format!("large-{slice:02}"), &endpoints.into(), &ports)
+    });
+    std::iter::once(cluster_ip_service(LARGE_NAMESPACE, "large", LARGE_CLUSTER_IP)).chain(slices)
 }
 
 /// Returns the measured Service, its EndpointSlices, and the Node.
@@ -117,7 +144,7 @@ fn measured() -> Vec<Value> {
         .collect();
     let service = json!({
         "apiVersion": "v1", "kind": "Service",
-        "metadata": {"name": "measured", "namespace": "bench"},
+        "metadata": {"name": "measured", "namespace": MEASURED_NAMESPACE},
         "spec": {"type": "NodePort", "clusterIP": CLUSTER_IP, "clusterIPs": [CLUSTER_IP], "ports": ports},
     });
     let slices = (0..ENDPOINTS).map(|slice| {
@@ -127,20 +154,29 @@ fn measured() -> Vec<Value> {
             })
             .collect();
         let endpoints = json!([endpoint(SERVER, "node1")]);
-        endpoint_slice("bench", "measured", &format!("measured-{slice}"), &endpoints, &ports.into())
+        endpoint_slice(
+            MEASURED_NAMESPACE,
+            "measured",
+            &format!("measured-{slice}"),
+            &endpoints,
+            &ports.into(),
+        )
     });
     [node, service].into_iter().chain(slices).collect()
 }
 
 fn service(number: usize) -> Value {
-    let address = cluster_ip(number);
+    cluster_ip_service(&namespace(number), &service_name(number), cluster_ip(number))
+}
+
+fn cluster_ip_service(namespace: &str, name: &str, address: Ipv4Addr) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Service",
-        "metadata": {"name": service_name(number), "namespace": namespace(number)},
+        "metadata": {"name": name, "namespace": namespace},
         "spec": {
             "type": "ClusterIP", "clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv4"],
             "ipFamilyPolicy": "SingleStack", "internalTrafficPolicy": "Cluster", "sessionAffinity": "None",
-            "selector": {"app": service_name(number)},
+            "selector": {"app": name},
             "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}],
         },
     })
@@ -208,6 +244,20 @@ mod tests {
             .map(|object| object["spec"]["clusterIP"].to_string())
             .collect();
         assert_eq!(services.len(), 10_000);
+    }
+
+    #[test]
+    fn a_large_cluster_has_a_service_with_5_000_distinct_endpoints() {
+        let addresses = |services| -> BTreeSet<String> {
+            let of_large =
+                |object: &Value| object["metadata"]["name"].as_str()?.strip_prefix("large-").map(drop);
+            let slices = objects(services).filter(|object| of_large(object).is_some());
+            let endpoints =
+                slices.flat_map(|slice| slice["endpoints"].as_array().cloned().unwrap_or_default());
+            endpoints.map(|endpoint| endpoint["addresses"][0].to_string()).collect()
+        };
+        assert_eq!(addresses(1_000).len(), 5_000);
+        assert_eq!(addresses(999).len(), 0, "a small cluster has none");
     }
 
     #[test]

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use super::protocol::{BenchRequest, BenchResponse};
+use super::kernel_maps::{self, KernelMap};
 use crate::{
-    agent::Agent,
     deadline::{Deadline, Stopwatch},
     process::status_field,
     runner::Proxy,
@@ -17,7 +16,10 @@ use crate::{
 /// Memory is stable if it has not changed for this time.
 const STABLE_FOR: Duration = Duration::from_secs(3);
 const STABLE_TIMEOUT: Duration = Duration::from_secs(30);
-const SERVE_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// The sources of objects.
+pub(super) const MANIFESTS: &str = "manifests";
+pub(super) const API: &str = "API";
 
 /// The memory of the process, in KiB.
 #[derive(Clone, Debug, Serialize)]
@@ -31,6 +33,15 @@ pub(super) struct Memory {
     pub(super) peak_kib: u64,
     /// The anonymous part of the stable memory, without pages of files such as the program.
     pub(super) anonymous_kib: u64,
+    /// The kernel memory of the BPF maps, the largest first. Empty in other modes than ebpf.
+    pub(super) maps: Vec<KernelMap>,
+}
+
+impl Memory {
+    /// Returns the kernel memory of all maps in KiB. None if there are no maps.
+    pub(super) fn maps_kib(&self) -> Option<u64> {
+        (!self.maps.is_empty()).then(|| self.maps.iter().map(|map| map.kib).sum())
+    }
 }
 
 /// Starts the proxy, waits until its memory is stable, and removes it.
@@ -49,18 +60,11 @@ pub(super) fn measure(
         settled_kib,
         peak_kib: status_field(process, "VmHWM")?,
         anonymous_kib: status_field(process, "RssAnon")?,
+        maps: kernel_maps::of(&world.pin_directory(), process)?,
     };
     proxy.stop()?;
     proxy.clean_up(world)?;
     Ok(memory)
-}
-
-/// Has the agent run an API server, and returns its URL.
-pub(super) fn serve_api(agent: &mut Agent, services: usize) -> Result<String> {
-    match agent.bench(BenchRequest::ServeApi(services), SERVE_TIMEOUT)? {
-        BenchResponse::Api(url) => Ok(url),
-        other => bail!("expected an API server, but the agent answered {other:?}"),
-    }
 }
 
 fn wait_until_stable(process: u32) -> Result<u64> {

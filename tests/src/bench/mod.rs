@@ -9,12 +9,14 @@ mod changes;
 mod cluster;
 mod floods;
 mod foreign;
+mod kernel_maps;
 mod load;
 mod memory;
 mod paths;
 pub mod protocol;
 mod ratio;
 mod report;
+mod restart;
 mod rollout;
 mod targets;
 
@@ -29,8 +31,7 @@ pub use self::{
     report::Report,
 };
 use crate::{
-    apiserver::ApiServer,
-    runner::{IptablesVariant, Manifests, Proxy},
+    runner::{Cluster, IptablesVariant, Manifests, Proxy},
     world::{Host, World},
 };
 
@@ -64,8 +65,10 @@ pub enum Part {
     Foreign,
     /// Changes and the first sync.
     Changes,
-    /// The memory of the process.
+    /// The memory of the process, and of its maps in the kernel.
     Memory,
+    /// Restarts with nothing changed.
+    Restart,
     /// Floods of packets with forged sources.
     Floods,
     /// All endpoints of a large Service replaced, one after the other.
@@ -87,21 +90,30 @@ pub struct Effort {
     pub flood: u32,
     /// The number of endpoints of the Service that is rolled out.
     pub rollout: usize,
+    /// The number of restarts.
+    pub restarts: usize,
 }
 
 impl Effort {
     /// Enough for differences of half a percent on a quiet machine.
-    pub const FULL: Self =
-        Self { pairs: 60, round_ms: 50, turns: 8, changes: 500, flood: 10_000_000, rollout: 5_000 };
+    pub const FULL: Self = Self {
+        pairs: 60,
+        round_ms: 50,
+        turns: 8,
+        changes: 500,
+        flood: 10_000_000,
+        rollout: 5_000,
+        restarts: 5,
+    };
     /// Enough to see that everything works.
     pub const QUICK: Self =
-        Self { pairs: 10, round_ms: 30, turns: 2, changes: 100, flood: 200_000, rollout: 500 };
+        Self { pairs: 10, round_ms: 30, turns: 2, changes: 100, flood: 200_000, rollout: 500, restarts: 2 };
 }
 
 impl Part {
     /// All parts.
-    pub const ALL: [Self; 6] =
-        [Self::Data, Self::Foreign, Self::Changes, Self::Memory, Self::Floods, Self::Rollout];
+    pub const ALL: [Self; 7] =
+        [Self::Data, Self::Foreign, Self::Changes, Self::Memory, Self::Restart, Self::Floods, Self::Rollout];
 
     const fn name(self) -> &'static str {
         match self {
@@ -109,6 +121,7 @@ impl Part {
             Self::Foreign => "foreign traffic",
             Self::Changes => "change path",
             Self::Memory => "memory",
+            Self::Restart => "restart",
             Self::Floods => "floods",
             Self::Rollout => "rollout",
         }
@@ -136,6 +149,7 @@ impl Bench {
                     Part::Foreign => self.foreign(services, &mut report),
                     Part::Changes => self.change_path(services, &mut report),
                     Part::Memory => self.memory(services, &mut report),
+                    Part::Restart => self.restart(services, &mut report),
                     Part::Floods | Part::Rollout => Ok(()),
                 }
                 .with_context(|| format!("{services} Services: {}", part.name()))?;
@@ -189,10 +203,16 @@ impl Bench {
 
     fn memory(&self, services: usize, report: &mut Report) -> Result<()> {
         let (mut world, mut proxy) = self.prepare(&[Host::Node1], services)?;
-        report.memory.push(memory::measure(&mut world, &mut proxy, services, "manifests")?);
-        let url = memory::serve_api(world.agent(Host::Node1)?, services)?;
-        proxy.watch_api(&url);
-        report.memory.push(memory::measure(&mut world, &mut proxy, services, "API")?);
+        report.memory.push(memory::measure(&mut world, &mut proxy, services, memory::MANIFESTS)?);
+        let _api = watch_api(&world, &mut proxy, services)?;
+        report.memory.push(memory::measure(&mut world, &mut proxy, services, memory::API)?);
+        Ok(())
+    }
+
+    fn restart(&self, services: usize, report: &mut Report) -> Result<()> {
+        let (mut world, mut proxy) = self.build(&[Host::Node1], |_| Ok(()))?;
+        let _api = watch_api(&world, &mut proxy, services)?;
+        report.restarts.push(restart::measure(&mut world, &mut proxy, services, self.effort.restarts)?);
         Ok(())
     }
 
@@ -212,30 +232,21 @@ impl Bench {
     }
 }
 
-/// The state of the benchmark in an agent.
-#[derive(Debug, Default)]
-pub struct AgentBench {
-    api: Option<ApiServer>,
+/// Has the proxy watch an API server with a cluster of this number of Services from its next start
+/// on. The server runs until the result is dropped.
+fn watch_api(world: &World, proxy: &mut Proxy, services: usize) -> Result<Cluster> {
+    let cluster = Cluster::start(world)?;
+    cluster::objects(services).try_for_each(|object| cluster.server().put(object).map(drop))?;
+    proxy.watch_api(&cluster.server().url());
+    Ok(cluster)
 }
 
-impl AgentBench {
-    /// Executes a request. Servers continue afterwards only if they have their own threads. Needs a
-    /// tokio runtime.
-    pub fn execute(&mut self, request: BenchRequest) -> BenchResponse {
-        let outcome = match request {
-            BenchRequest::Serve(ports) => load::serve(&ports).map(|()| BenchResponse::Done),
-            BenchRequest::Compare(compare) => load::compare(&compare),
-            BenchRequest::Changes(changes) => changes::measure(&changes).map(BenchResponse::Changes),
-            BenchRequest::ServeApi(services) => self.serve_api(services).map(BenchResponse::Api),
-        };
-        outcome.unwrap_or_else(|error| BenchResponse::Failed(format!("{error:#}")))
-    }
-
-    fn serve_api(&mut self, services: usize) -> Result<String> {
-        let listener = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?;
-        listener.set_nonblocking(true)?;
-        let server = ApiServer::start_on(tokio::net::TcpListener::from_std(listener)?)?;
-        cluster::objects(services).try_for_each(|object| server.put(object).map(drop))?;
-        Ok(self.api.insert(server).url())
-    }
+/// Executes a request in an agent. Servers continue afterwards, on threads of their own.
+pub fn execute(request: BenchRequest) -> BenchResponse {
+    let outcome = match request {
+        BenchRequest::Serve(ports) => load::serve(&ports).map(|()| BenchResponse::Done),
+        BenchRequest::Compare(compare) => load::compare(&compare),
+        BenchRequest::Changes(changes) => changes::measure(&changes).map(BenchResponse::Changes),
+    };
+    outcome.unwrap_or_else(|error| BenchResponse::Failed(format!("{error:#}")))
 }

@@ -14,8 +14,6 @@ pub enum BenchRequest {
     Compare(Comparison),
     /// Run the proxy's own sync loop in the agent and time changes; [`BenchResponse::Changes`].
     Changes(ChangeRequest),
-    /// Run an API server with a cluster of this number of Services; [`BenchResponse::Api`].
-    ServeApi(usize),
 }
 
 /// The kind of an operation.
@@ -68,25 +66,37 @@ pub enum BenchResponse {
         /// The error of the operation.
         why: String,
     },
-    /// The durations of changes.
-    Changes(ChangeTimings),
-    /// The API server's URL.
-    Api(String),
+    /// The durations of changes, by kind.
+    Changes(Vec<ChangeTimings>),
     /// The request failed.
     Failed(String),
 }
 
-/// Samples by kind of change.
+/// The kind of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ChangeKind {
+    /// An endpoint of a Service is replaced by another one.
+    Endpoint,
+    /// A Service gets an additional endpoint, or loses it again.
+    Scaled,
+    /// The port of a Service changes.
+    Service,
+    /// An endpoint of the large Service is replaced by another one.
+    LargeEndpoint,
+    /// The large Service gets an additional endpoint, or loses it again.
+    LargeScaled,
+    /// The first sync, of everything.
+    Everything,
+}
+
+/// The samples of a kind of change.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChangeTimings {
-    /// The first sync, of everything.
-    pub first: Sample,
-    /// An endpoint of a Service was replaced by another one.
-    pub endpoint: Vec<Sample>,
-    /// A Service got an additional endpoint, or lost it again.
-    pub scaled: Vec<Sample>,
-    /// The port of a Service changed.
-    pub service: Vec<Sample>,
+    /// The kind.
+    pub changed: ChangeKind,
+    /// One sample for each change.
+    pub samples: Vec<Sample>,
 }
 
 /// One change, from the decoded event to the changed kernel.
@@ -101,6 +111,30 @@ pub struct Sample {
     /// bpf(2) call. In the nftables mode, elements, chains and rules, all in one transaction if
     /// they are few.
     pub operations: usize,
+}
+
+impl ChangeKind {
+    /// Changes of a Service with four endpoints.
+    pub const OF_ORDINARY: [Self; 3] = [Self::Endpoint, Self::Scaled, Self::Service];
+    /// Changes of the large Service.
+    pub const OF_LARGE: [Self; 2] = [Self::LargeEndpoint, Self::LargeScaled];
+
+    /// Returns true for a change of the large Service.
+    pub fn is_of_large(self) -> bool {
+        Self::OF_LARGE.contains(&self)
+    }
+
+    /// Returns the name for the report.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Endpoint => "one endpoint",
+            Self::Scaled => "one endpoint more or less",
+            Self::Service => "one Service",
+            Self::LargeEndpoint => "one endpoint of 5,000",
+            Self::LargeScaled => "one endpoint more or less of 5,000",
+            Self::Everything => "first full sync",
+        }
+    }
 }
 
 impl Workload {

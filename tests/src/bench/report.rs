@@ -11,9 +11,13 @@ use super::{
     memory::Memory,
     paths::PathResult,
     ratio::Ratio,
+    restart::Restart,
     rollout::RolloutResult,
     targets::{self, TargetOutcome, TargetResult, mebibytes, microseconds},
 };
+
+/// The number of BPF maps that the table names.
+const NAMED_MAPS: usize = 6;
 
 /// A report.
 #[derive(Clone, Debug, Serialize)]
@@ -24,6 +28,7 @@ pub struct Report {
     pub(super) foreign: Vec<ForeignResult>,
     pub(super) changes: Vec<ChangeResult>,
     pub(super) memory: Vec<Memory>,
+    pub(super) restarts: Vec<Restart>,
     pub(super) floods: Vec<FloodResult>,
     pub(super) rollout: Option<RolloutResult>,
     targets: Vec<TargetResult>,
@@ -39,6 +44,7 @@ impl Report {
             foreign: Vec::new(),
             changes: Vec::new(),
             memory: Vec::new(),
+            restarts: Vec::new(),
             floods: Vec::new(),
             rollout: None,
             targets: Vec::new(),
@@ -101,6 +107,30 @@ impl Report {
                 f,
                 "  objects from {source:<31}{services:>6} Services  {settled:>9}  {anonymous:>9}  {peak:>9}"
             )?;
+            Self::write_maps(f, memory)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the memory of BPF maps, with the names of the largest.
+    fn write_maps(f: &mut fmt::Formatter<'_>, memory: &Memory) -> fmt::Result {
+        let Some(total) = memory.maps_kib() else { return Ok(()) };
+        let largest = memory.maps.iter().take(NAMED_MAPS);
+        let largest: Vec<String> =
+            largest.map(|map| format!("{} {}", map.name, mebibytes(map.kib))).collect();
+        let (count, total) = (memory.maps.len(), mebibytes(total));
+        writeln!(f, "    {count} BPF maps in the kernel: {total}; {}, ...", largest.join(", "))
+    }
+
+    fn write_restarts(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\nRestart with nothing changed, objects from the API: until /healthz returns 200")?;
+        for restart in &self.restarts {
+            let Restart { services, restarts, median_ms, max_ms, sync_ms } = restart;
+            writeln!(
+                f,
+                "  {services:>6} Services, {restarts} restarts: median {median_ms:.0} ms, at most {max_ms:.0} ms; \
+                 {sync_ms:.0} ms of it for the first sync"
+            )?;
         }
         Ok(())
     }
@@ -143,6 +173,7 @@ impl fmt::Display for Report {
         self.write_paths(f)?;
         self.write_changes(f)?;
         self.write_memory(f)?;
+        self.write_restarts(f)?;
         self.write_floods(f)?;
         self.write_rollout(f)?;
         writeln!(f, "\nTargets")?;
