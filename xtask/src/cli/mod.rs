@@ -5,6 +5,7 @@ mod counts;
 mod docs;
 mod failures;
 mod fuzz;
+mod plot;
 mod privilege;
 mod progress;
 mod setup;
@@ -18,7 +19,7 @@ use std::process::ExitCode;
 use std::thread;
 
 use anyhow::{Context as _, Result};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use xtask::{ebpf, run, workspace};
@@ -145,7 +146,7 @@ struct Conformance {
 }
 
 /// Arguments that `cargo xtask bench` passes on to the bench program.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 struct Bench {
     /// The dataplane to measure.
     #[arg(long, default_value = "ebpf")]
@@ -156,7 +157,7 @@ struct Bench {
     /// Numbers of Services to measure with [default: 10,10000].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     services: Vec<usize>,
-    /// Measure only these parts: data, foreign, changes, memory, floods, rollout.
+    /// Measure only these parts: data, foreign, changes, memory, restart, floods, rollout.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
     /// Measure only these paths: pod-to-cluster-ip, node-to-cluster-ip, client-to-node-port,
@@ -173,6 +174,23 @@ struct Bench {
     /// Fail if a target is missed.
     #[arg(long)]
     check: bool,
+    /// Measure changes, memory and restarts in the modes ebpf and nftables with 10, 1,000, 10,000
+    /// and 30,000 Services, or with those of --services. Write the figures and their curves to
+    /// docs/curves. With =redraw, measure nothing and draw the curves of the figures there.
+    #[arg(
+        long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "measure",
+        conflicts_with_all = ["mode", "iptables", "only", "path", "workload"]
+    )]
+    plot: Option<Plot>,
+}
+
+/// The source of the figures of curves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Plot {
+    /// New measurements.
+    Measure,
+    /// The figures in docs/curves.
+    Redraw,
 }
 
 /// Runs the command line. Returns the exit code of the command, or 128 plus the signal that stopped
@@ -216,10 +234,7 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
             prepare_world("conformance")?;
             return conformance::run(what);
         }
-        Command::Bench(what) => {
-            prepare_world("bench")?;
-            return Err(steps::bench(what).exec());
-        }
+        Command::Bench(what) => bench(what)?,
         Command::Soak { minutes, seed } => {
             prepare_world("soak")?;
             return Err(steps::soak(*minutes, *seed).exec());
@@ -232,6 +247,19 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
         Command::Vm(what) => return vm::run(what),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Measures, and draws curves if they are wanted.
+fn bench(what: &Bench) -> Result<()> {
+    if what.plot == Some(Plot::Redraw) {
+        return plot::redraw();
+    }
+    prepare_world("bench")?;
+    if what.plot == Some(Plot::Measure) {
+        return plot::run(what);
+    }
+    let json = workspace::target().join(format!("bench-{}.json", what.mode));
+    Err(steps::bench(what, &json).exec())
 }
 
 /// Sets up and builds for a command that replaces this process by a program of the test world

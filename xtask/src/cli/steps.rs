@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::path::Path;
 use std::time::Duration;
 
 use xtask::run::Run;
@@ -63,9 +64,8 @@ pub(crate) fn conformance(what: &Conformance) -> Run {
     ]))
 }
 
-/// Returns the benchmark. It writes its figures to the target folder.
-pub(crate) fn bench(what: &Bench) -> Run {
-    let json = workspace::target().join(format!("bench-{}.json", what.mode));
+/// Returns the benchmark. It writes its figures to this file.
+pub(crate) fn bench(what: &Bench, json: &Path) -> Run {
     let options = given([
         ("--json", Some(json.into())),
         ("--iptables", what.iptables.clone().map(Into::into)),
@@ -146,8 +146,9 @@ mod tests {
             workload: vec!["request-response".into()],
             quick: true,
             check: false,
+            plot: None,
         };
-        let shown = bench(&what).to_string();
+        let shown = bench(&what, Path::new("target/bench-ebpf.json")).to_string();
         assert!(
             shown.ends_with("/bench-ebpf.json --services 10,500 --workload request-response --quick"),
             "{shown}"

@@ -1,4 +1,5 @@
-//! Checks that every internal link of the built book leads to a file, and to an anchor in it.
+//! Checks that every internal link and image of the built book leads to a file, and to an anchor in
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +19,8 @@ pub(super) fn check(book: &Path) -> Result<(usize, Vec<String>)> {
         pages.iter().map(|(path, html)| (&**path, values(html, "id=\"").collect())).collect();
     let (mut count, mut broken) = (0, Vec::new());
     for (page, html) in &pages {
-        for link in values(html, "href=\"").filter(|link| is_internal(link)) {
+        let links = values(html, "href=\"").chain(values(html, "src=\""));
+        for link in links.filter(|link| is_internal(link)) {
             count += 1;
             let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
             let target = if file.is_empty() { page.clone() } else { page.with_file_name(file) };
@@ -72,15 +74,16 @@ mod tests {
         fs::create_dir(book.path().join("docs")).unwrap();
         fs::write(book.path().join("index.html"), r#"<h1 id="top"></h1><a href="docs/a.html#x">"#).unwrap();
         let links = ["../index.html#top", "../index.html#none", "b.html", "#x", "https://example.com/"];
-        let html = links.map(|link| format!("<a href=\"{link}\">")).concat();
+        let html = links.map(|link| format!("<a href=\"{link}\">")).concat() + "<img src=\"none.svg\">";
         fs::write(book.path().join("docs/a.html"), format!("<p id=\"x\">{html}")).unwrap();
         let (count, broken) = check(book.path()).unwrap();
-        assert_eq!(count, 5);
+        assert_eq!(count, 6);
         assert_eq!(
             broken,
             [
                 "  docs/a.html: the link ../index.html#none leads nowhere",
-                "  docs/a.html: the link b.html leads nowhere"
+                "  docs/a.html: the link b.html leads nowhere",
+                "  docs/a.html: the link none.svg leads nowhere"
             ]
         );
     }

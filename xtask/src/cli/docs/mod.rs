@@ -22,6 +22,9 @@ const INSTALL: Duration = Duration::from_mins(15);
 const OTHERS: [&str; 6] =
     ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "deploy/README.md", "tests/README.md"];
 
+/// The figures of the benchmark and their curves.
+const CURVES: &str = "docs/curves";
+
 /// A page: its path in the repository, and its text.
 struct Page {
     path: String,
@@ -81,11 +84,20 @@ fn build(pages: &[Page]) -> Result<PathBuf> {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let config = workspace::root().join("docs/book.toml");
-    fs::copy(&config, source.join("book.toml"))
-        .with_context(|| format!("cannot copy {}", config.display()))?;
+    for path in fs::read_dir(workspace::root().join(CURVES)).into_iter().flatten().flatten() {
+        copy(&path.path(), &source.join(CURVES))?;
+    }
+    copy(&workspace::root().join("docs/book.toml"), &source)?;
     Run::new(mdbook()?).arg("build").arg(&source).arg("--dest-dir").arg(&book).read()?;
     Ok(book)
+}
+
+/// Copies a file into a folder, which is created if necessary.
+fn copy(file: &Path, folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    fs::copy(file, folder.join(file.file_name().unwrap_or_default()))
+        .with_context(|| format!("cannot copy {}", file.display()))?;
+    Ok(())
 }
 
 /// Rewrites the links of the summary, which are relative to `docs`, to links from the repository's
