@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use super::ratio::quantile;
+use super::{ratio::quantile, rollout::cpu_time};
 use crate::{
     agent::protocol::GetRequest,
     deadline::Stopwatch,
@@ -29,6 +29,9 @@ pub(super) struct Restart {
     /// includes the time of the API server for its lists.
     pub(super) median_ms: f64,
     pub(super) max_ms: f64,
+    /// The median of the CPU time of the process until then, in milliseconds. Unlike the other
+    /// times, it hardly depends on other load of the machine.
+    pub(super) cpu_ms: f64,
     /// The duration of the last first sync, the part that compares objects with the kernel, in
     /// milliseconds.
     pub(super) sync_ms: f64,
@@ -42,20 +45,24 @@ pub(super) fn measure(
     restarts: usize,
 ) -> Result<Restart> {
     proxy.start(world)?;
-    let mut took = Vec::with_capacity(restarts);
+    let (mut took, mut cpu) = (Vec::with_capacity(restarts), Vec::with_capacity(restarts));
     for _ in 0..restarts {
         thread::sleep(RUN_FOR);
         proxy.stop()?;
         let began = Stopwatch::start();
         proxy.start(world)?;
         took.push(began.elapsed().as_secs_f64() * 1e3);
+        cpu.push(cpu_time(proxy.process_id().context("the proxy does not run")?)? * 1e3);
     }
     let sync_ms = sync_seconds(world)? * 1e3;
     proxy.stop()?;
     proxy.clean_up(world)?;
-    took.sort_by(f64::total_cmp);
-    let of = |percent| quantile(&took, percent).context("no restarts");
-    Ok(Restart { services, restarts, median_ms: of(50)?, max_ms: of(100)?, sync_ms })
+    for values in [&mut took, &mut cpu] {
+        values.sort_by(f64::total_cmp);
+    }
+    let of = |values: &[f64], percent| quantile(values, percent).context("no restarts");
+    let (median_ms, max_ms, cpu_ms) = (of(&took, 50)?, of(&took, 100)?, of(&cpu, 50)?);
+    Ok(Restart { services, restarts, median_ms, max_ms, cpu_ms, sync_ms })
 }
 
 fn sync_seconds(world: &mut World) -> Result<f64> {

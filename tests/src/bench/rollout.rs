@@ -221,8 +221,8 @@ fn lags_us(events: &[Duration], changes: &[Duration]) -> Vec<f64> {
     lags
 }
 
-/// Returns the CPU time of a process in seconds.
-fn cpu_time(process: u32) -> Result<f64> {
+/// Returns the CPU time of a process in seconds, with a resolution of a clock tick.
+pub(super) fn cpu_time(process: u32) -> Result<f64> {
     let path = format!("/proc/{process}/stat");
     let stat = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
     // The name of the program, which may have spaces, ends in the last parenthesis. User time and
