@@ -3,7 +3,7 @@
 use crate::{
     Addr, Protocol,
     layout::{AffinityKey, AffinityValue, Endpoint, EndpointKey, List, MemberKey, ServiceKey, ServiceValue},
-    prefilter::PrefilterBit,
+    prefilter::PrefilterItem,
     select::Slots,
     tables::Tables,
 };
@@ -11,14 +11,14 @@ use crate::{
 /// Returns true if an address and port may be a VIP. The prefilter excludes most.
 #[inline(always)]
 pub fn may_be_vip(tables: &impl Tables, addr: &Addr, port: u16) -> bool {
-    tables.prefilter_may_contain(PrefilterBit::of_service(addr, port))
-        || tables.prefilter_may_contain(PrefilterBit::of_node_port(addr, port))
+    tables.prefilter_may_contain(PrefilterItem::of_service(addr, port))
+        || tables.prefilter_may_contain(PrefilterItem::of_node_port(addr, port))
 }
 
 /// Returns true if an address and port may be an endpoint, or may have been one.
 #[inline(always)]
 pub fn may_be_endpoint(tables: &impl Tables, addr: &Addr, port: u16) -> bool {
-    tables.prefilter_may_contain(PrefilterBit::of_endpoint(addr, port))
+    tables.prefilter_may_contain(PrefilterItem::of_endpoint(addr, port))
 }
 
 /// Finds the Service of a destination. `on_node` returns true if the client shares the loopback of
@@ -44,7 +44,7 @@ pub fn find_on_link(
     destination: &Endpoint,
     protocol: Protocol,
 ) -> Option<ServiceValue> {
-    if tables.prefilter_may_contain(PrefilterBit::of_service(&destination.addr, destination.port))
+    if tables.prefilter_may_contain(PrefilterItem::of_service(&destination.addr, destination.port))
         && let Some(service) = find_by_address(tables, destination, protocol)
     {
         return Some(service);

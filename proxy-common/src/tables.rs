@@ -7,14 +7,14 @@ use crate::{
         FragmentValue, MemberKey, NodeValue, ProgramError, ServiceEvent, ServiceKey, ServiceValue,
     },
     packet::TcpFlags,
-    prefilter::PrefilterBit,
+    prefilter::PrefilterItem,
 };
 
 /// The maps, a clock and random numbers. A write may fail if the kernel has no memory at that
 /// moment.
 pub trait Tables {
-    /// Returns true if the bit is set in the prefilter.
-    fn prefilter_may_contain(&self, bit: PrefilterBit) -> bool;
+    /// Returns true if the prefilter has the item, or with a false positive.
+    fn prefilter_may_contain(&self, item: PrefilterItem) -> bool;
     /// Looks up a destination.
     fn service(&self, key: &ServiceKey) -> Option<ServiceValue>;
     /// Looks up the endpoint in a slot.

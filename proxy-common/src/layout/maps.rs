@@ -6,7 +6,7 @@ use super::{
     FlowKey, FragmentKey, FragmentValue, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
     ServiceValue, SocketPeer, SourceRange, UdpSocket,
 };
-use crate::Addr;
+use crate::{Addr, prefilter::PrefilterTable};
 
 /// Passes the table of all maps to the macro `$callback`. A row consists of
 ///
@@ -56,8 +56,8 @@ macro_rules! for_each_map {
             FRAGMENTS "fragments" LruHashMap<FragmentKey, FragmentValue> State
                 size fragments = 8192 "fragments"; // Fragmented datagrams on links.
             COUNTERS "counters" PerCpuArray<u32, u64> State fixed $crate::layout::Counter::COUNT;
-            PREFILTER "prefilter" MmapableArray<u32, u64> State
-                fixed $crate::prefilter::WORDS as usize; // Flows need bits of former endpoints.
+            PREFILTER "prefilter" MmapableArray<u32, PrefilterTable> State
+                fixed 1; // Flows need bits of former endpoints.
             SERVICE_COUNTS "service_counts" Array<u32, ServiceCounts> Counts
                 fixed 1; // Userspace computes the number from that of CPUs and service ports.
             PROGRAM_ERRORS "program_errors" PerCpuArray<u32, ProgramErrors> State

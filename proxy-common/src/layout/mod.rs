@@ -9,7 +9,7 @@ use crate::{Addr, Protocol};
 
 /// The version of the layout. Every change of a key or value raises it. A process that finds pinned
 /// maps of another version builds its own maps next to them.
-pub const LAYOUT_VERSION: u32 = 9;
+pub const LAYOUT_VERSION: u32 = 10;
 
 /// Declares the type of a key or value, and asserts its size and that it has no padding.
 macro_rules! map_type {

@@ -7,7 +7,7 @@ use crate::addr::Addr;
 /// The version of the layout of the maps that programs write. Every change of their keys and values
 /// raises it. While it is the same, the process of the next version takes the maps over, so that
 /// flows and connections survive an upgrade.
-pub const STATE_LAYOUT_VERSION: u32 = 4;
+pub const STATE_LAYOUT_VERSION: u32 = 5;
 
 map_type! {
     /// Key of `affinity`: a client of a service port.

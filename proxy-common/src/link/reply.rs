@@ -2,7 +2,7 @@
 
 use super::{Outcome, finish_flow_packet, fragment, ip_length, is_settling, malformed, may_be_vip};
 use crate::{
-    Protocol,
+    Addr, Protocol,
     flow::{self, observed_state},
     layout::{Direction, Flow, FlowKey, ServiceEvent, ServiceKey, flow_state},
     packet::{Fragment, Frame, Packet, Tuple},
@@ -19,8 +19,14 @@ pub(super) fn may_match(
     protocol: Protocol,
     [port, _]: [u16; 2],
 ) -> bool {
-    service::may_be_endpoint(tables, &packet.source, port)
+    may_be_endpoint(tables, &packet.source, port)
         || !protocol.is_connection_oriented() && may_be_vip(tables, &packet.source, port)
+}
+
+/// Returns true if an address and port may be an endpoint. A function call of its own saves stack.
+#[inline(never)]
+fn may_be_endpoint<T: Tables>(tables: &T, address: &Addr, port: u16) -> bool {
+    service::may_be_endpoint(tables, address, port)
 }
 
 /// Handles a TCP or UDP packet that leaves and may belong to a flow.

@@ -10,7 +10,7 @@ use crate::{
         FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NewFlows, NodeValue, ProgramError,
         STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue, SocketScope,
     },
-    prefilter::PrefilterBit,
+    prefilter::PrefilterItem,
 };
 
 /// The maps that userspace writes.
@@ -82,18 +82,18 @@ pub struct StateMaps {
 }
 
 impl ConfigMaps {
-    /// Returns the bits of frontends and endpoints in the prefilter.
-    pub fn prefilter_bits(&self) -> impl Iterator<Item = PrefilterBit> {
-        let services = self.services.keys().map(|key| PrefilterBit::of_service(&key.addr, key.port));
+    /// Returns the frontends and endpoints in the prefilter.
+    pub fn prefilter_items(&self) -> impl Iterator<Item = PrefilterItem> {
+        let services = self.services.keys().map(|key| PrefilterItem::of_service(&key.addr, key.port));
         let endpoints = self.endpoints.values().map(|value| value.endpoint);
-        services.chain(endpoints.map(|endpoint| PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port)))
+        services.chain(endpoints.map(|endpoint| PrefilterItem::of_endpoint(&endpoint.addr, endpoint.port)))
     }
 }
 
 impl StateMaps {
-    /// Returns the bits in the prefilter that the flows need.
-    pub fn prefilter_bits(&self) -> impl Iterator<Item = PrefilterBit> {
-        self.all_flows().flat_map(|(key, flow)| PrefilterBit::of_flow(key, flow))
+    /// Returns the items of the prefilter that the flows need.
+    pub fn prefilter_items(&self) -> impl Iterator<Item = PrefilterItem> {
+        self.all_flows().flat_map(|(key, flow)| PrefilterItem::of_flow(key, flow))
     }
 
     /// Returns the entries of both maps of flows, in the order in which programs look for them.

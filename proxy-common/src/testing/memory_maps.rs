@@ -12,7 +12,7 @@ use crate::{
     },
     link::{self, Outcome},
     packet::{Frame as _, TcpFlags},
-    prefilter::PrefilterBit,
+    prefilter::PrefilterItem,
     tables::Tables,
 };
 
@@ -80,9 +80,9 @@ impl FrameRunner for MemoryMaps {
 }
 
 impl Tables for MemoryMaps {
-    /// Has no false positives. Bits of removed Services and endpoints are set if their flows exist.
-    fn prefilter_may_contain(&self, bit: PrefilterBit) -> bool {
-        self.config.prefilter_bits().chain(self.state.borrow().prefilter_bits()).any(|other| other == bit)
+    /// Has no false positives. It has removed Services and endpoints if their flows exist.
+    fn prefilter_may_contain(&self, item: PrefilterItem) -> bool {
+        self.config.prefilter_items().chain(self.state.borrow().prefilter_items()).any(|other| other == item)
     }
 
     fn service(&self, key: &ServiceKey) -> Option<ServiceValue> {

@@ -21,7 +21,7 @@ use proxy_common::{
         SourceRange, TraceEvent, UdpSocket, flow_state, service_slot,
     },
     packet::TcpFlags,
-    prefilter::PrefilterBit,
+    prefilter::{PrefilterItem, PrefilterTable},
     tables::Tables,
 };
 
@@ -131,8 +131,8 @@ fn flows_with(flow: &Flow) -> &'static LruHashMap<FlowKey, Flow, PLACEHOLDER> {
 
 impl<P: EntryPoint> Tables for Kernel<P> {
     #[inline(always)]
-    fn prefilter_may_contain(&self, PrefilterBit { word, mask }: PrefilterBit) -> bool {
-        PREFILTER.get(word).is_some_and(|bits| bits & mask != 0)
+    fn prefilter_may_contain(&self, item: PrefilterItem) -> bool {
+        PREFILTER.get(0).is_some_and(|prefilter| prefilter.may_contain(item))
     }
 
     #[inline(always)]

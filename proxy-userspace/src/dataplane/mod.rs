@@ -141,10 +141,24 @@ pub trait KernelCounts: Send + Sync {
     /// Returns the counts of service ports. Empty if they are not counted.
     fn services(&self) -> Vec<ServiceCount>;
 
+    /// Returns how full the prefilter is, if there is one.
+    fn prefilter(&self) -> Option<PrefilterFill> {
+        None
+    }
+
     /// Returns true if the counts of service ports include refusals and drops.
     fn counts_failures(&self) -> bool {
         true
     }
+}
+
+/// How full the prefilter of the eBPF programs is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PrefilterFill {
+    /// The size of the part in use.
+    pub bytes: u64,
+    /// The share of other addresses and ports that pass.
+    pub false_positive_ratio: f64,
 }
 
 /// The number of errors in an eBPF program.

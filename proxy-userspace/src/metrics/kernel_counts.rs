@@ -9,12 +9,12 @@ use std::{
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _},
-    metrics::{MetricType, counter::ConstCounter},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
 
 use proxy_common::layout::ServiceCounts;
 
-use crate::dataplane::{KernelCounts, ServiceCount};
+use crate::dataplane::{KernelCounts, PrefilterFill, ServiceCount};
 
 /// Reads the counters of the current dataplane, if it has any.
 #[derive(Clone, Default)]
@@ -42,12 +42,26 @@ impl Collector for KernelCountsCollector {
         let errors =
             errors.map(|error| ([("program", error.program), ("reason", error.reason)], error.count));
         encode(&mut encoder, "program_errors", ERRORS, errors)?;
+        if let Some(fill) = counts.prefilter() {
+            encode_prefilter(&mut encoder, fill)?;
+        }
         encode_services(&mut encoder, &counts.services(), counts.counts_failures())
     }
 }
 
 const PACKETS: &str = "Packets to Services that arrived on a link, by fate";
 const ERRORS: &str = "Errors in eBPF programs: map entries that could not be written, packets that could not be read or changed";
+
+const PREFILTER_BYTES: &str = "The size of the part of the prefilter that is in use";
+const FALSE_POSITIVES: &str = "The share of addresses and ports of no Service that pass the prefilter, so that maps are searched for them";
+
+fn encode_prefilter(encoder: &mut DescriptorEncoder<'_>, fill: PrefilterFill) -> fmt::Result {
+    let (gauge, name) = (MetricType::Gauge, "prefilter_false_positive_ratio");
+    let ratio = encoder.encode_descriptor(name, FALSE_POSITIVES, None, gauge)?;
+    ConstGauge::new(fill.false_positive_ratio).encode(ratio)?;
+    let bytes = encoder.encode_descriptor("prefilter_bytes", PREFILTER_BYTES, None, gauge)?;
+    ConstGauge::new(fill.bytes).encode(bytes)
+}
 
 type Read = fn(&ServiceCounts) -> u64;
 

@@ -6,7 +6,7 @@ use proxy_common::layout::ServiceCounts;
 
 use super::*;
 use crate::{
-    dataplane::{ProgramErrorCount, ServiceCount, conntrack::DeletionCounts},
+    dataplane::{PrefilterFill, ProgramErrorCount, ServiceCount, conntrack::DeletionCounts},
     model::{NamespacedName, Protocol, ServicePortKey, ServicePortName},
 };
 
@@ -199,6 +199,10 @@ fn kernel_counts_are_absent_until_there_is_a_source() {
         "shunt_link_packets_total{fate=\"refused\"} 0",
         "# TYPE shunt_program_errors_total counter",
         "shunt_program_errors_total{program=\"shunt_in_eth\",reason=\"packet_malformed\"} 3",
+        "# TYPE shunt_prefilter_false_positive_ratio gauge",
+        "shunt_prefilter_false_positive_ratio 0.0025",
+        "# TYPE shunt_prefilter_bytes gauge",
+        "shunt_prefilter_bytes 4096",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in {text}");
     }
@@ -214,6 +218,10 @@ impl KernelCounts for FixedCounts {
 
     fn errors(&self) -> Vec<ProgramErrorCount> {
         vec![ProgramErrorCount { program: "shunt_in_eth", reason: "packet_malformed", count: 3 }]
+    }
+
+    fn prefilter(&self) -> Option<PrefilterFill> {
+        Some(PrefilterFill { bytes: 4096, false_positive_ratio: 0.0025 })
     }
 
     fn services(&self) -> Vec<ServiceCount> {

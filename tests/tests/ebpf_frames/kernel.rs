@@ -25,13 +25,13 @@ use proxy_common::{
         ServiceValue, SourceRange,
     },
     link::Outcome,
-    prefilter::PrefilterBit,
+    prefilter::{PrefilterItem, PrefilterTable, sized::SizedPrefilter},
     testing::{ChecksumState, ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, StateMaps},
 };
 use proxy_userspace::{
     dataplane::ebpf::OBJECT,
     kernel::bpf::{
-        self,
+        self, MappedWords,
         test_run::{TestFrame, test_run},
     },
 };
@@ -59,7 +59,7 @@ pub(crate) struct Kernel {
     counters: PerCpuArray<MapData, u64>,
     service_counts: Array<MapData, ServiceCounts>,
     errors: PerCpuArray<MapData, ProgramErrors>,
-    prefilter: Array<MapData, u64>,
+    prefilter: SizedPrefilter<MappedWords>,
 }
 
 /// The number of entries of each map of flows.
@@ -126,19 +126,14 @@ impl Kernel {
             counters: map(&mut ebpf, "counters"),
             service_counts: map(&mut ebpf, "service_counts"),
             errors: map(&mut ebpf, "program_errors"),
-            prefilter: map(&mut ebpf, "prefilter"),
+            prefilter: prefilter(&mut ebpf),
             ebpf,
         }
     }
 
-    /// Sets bits. Bits are never cleared here.
-    fn set_prefilter(&mut self, bits: impl Iterator<Item = PrefilterBit>) {
-        for PrefilterBit { word, mask } in bits {
-            let bits = self.prefilter.get(&word, 0).expect("in the map");
-            if bits & mask == 0 {
-                self.prefilter.set(word, bits | mask, 0).expect("in the map");
-            }
-        }
+    /// Inserts items, which doubles the prefilter now and then. Bits are never cleared here.
+    fn insert_in_prefilter(&mut self, items: impl Iterator<Item = PrefilterItem>) {
+        items.for_each(|item| self.prefilter.insert(item));
     }
 
     /// Returns the counts of each service, by its identifier.
@@ -203,6 +198,11 @@ fn map<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &str) -> M {
     M::try_from(ebpf.take_map(name).expect("in the object")).expect("of this type")
 }
 
+fn prefilter(ebpf: &mut Ebpf) -> SizedPrefilter<MappedWords> {
+    let Some(Map::Array(map)) = ebpf.take_map("prefilter") else { panic!("no array in the object") };
+    SizedPrefilter::open(MappedWords::new(map.fd(), PrefilterTable::LENGTH).expect("it can be mapped"))
+}
+
 /// Replaces the content of a map.
 fn fill<K, V>(map: &mut HashMap<MapData, K, V>, expected: &BTreeMap<K, V>)
 where
@@ -264,7 +264,7 @@ impl FrameRunner for Kernel {
             config.local_sources.iter().map(|(addr, length)| (*length, *addr, 0)),
         );
         self.node.set(0, config.node, 0).expect("in the map");
-        self.set_prefilter(config.prefilter_bits());
+        self.insert_in_prefilter(config.prefilter_items());
         self.config = Some(config.clone());
     }
 
@@ -289,7 +289,7 @@ impl FrameRunner for Kernel {
         fill(&mut self.unassured_flows, &state.unassured_flows);
         fill(&mut self.fragments, &state.fragments);
         fill(&mut self.affinity, &state.affinity);
-        self.set_prefilter(state.prefilter_bits());
+        self.insert_in_prefilter(state.prefilter_items());
         self.reset_counters();
     }
 

@@ -1,10 +1,6 @@
 //! Entries of flows: the sweep of silent ones, and the copy to new maps.
 
-use std::{
-    net::{SocketAddr, TcpStream},
-    path::Path,
-    time::Duration,
-};
+use std::{net::TcpStream, path::Path, time::Duration};
 
 use aya::maps::{Array, HashMap, MapData};
 use proxy_common::{
@@ -12,10 +8,8 @@ use proxy_common::{
     layout::{
         Direction, Endpoint, Flow, FlowKey, LAYOUT_VERSION, NodeValue, STATE_LAYOUT_VERSION, flow_state,
     },
-    prefilter::PrefilterBit,
 };
 use proxy_userspace::{
-    dataplane::Dataplane as _,
     kernel::clock,
     model::{Dirty, Protocol},
 };
@@ -25,7 +19,7 @@ use crate::bench::{Bench, tcp_server};
 
 const UDP: u8 = 17;
 
-fn flow(client_port: u16, used_ns: u64) -> (FlowKey, Flow) {
+pub(crate) fn flow(client_port: u16, used_ns: u64) -> (FlowKey, Flow) {
     let source = Endpoint::new(Addr::from_v4([192, 0, 2, 1]), client_port);
     let destination = Endpoint::new(Addr::from_v4([10, 96, 0, 1]), 53);
     let key = FlowKey { source, destination, proto: UDP, direction: Direction::Original as u8, zero: 0 };
@@ -34,11 +28,11 @@ fn flow(client_port: u16, used_ns: u64) -> (FlowKey, Flow) {
     (key, Flow { source, destination, service: 1, generation: 1, state, acknowledged: 0, used_ns })
 }
 
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     u64::try_from(clock::monotonic().expect("a clock").as_nanos()).expect("fits")
 }
 
-fn flows(bench: &Bench) -> HashMap<MapData, FlowKey, Flow> {
+pub(crate) fn flows(bench: &Bench) -> HashMap<MapData, FlowKey, Flow> {
     bench.pinned("flows")
 }
 
@@ -54,60 +48,6 @@ fn silent_flow_is_removed_and_active_flow_stays() {
     let removed = Deadline::after(Duration::from_mins(1)).poll(|| map.get(&silent, 0).err());
     assert!(removed.is_some(), "the silent flow is still there");
     assert_eq!(map.get(&busy, 0).expect("still there"), busy_flow);
-}
-
-fn prefilter_contains(bench: &Bench, PrefilterBit { word, mask }: PrefilterBit) -> bool {
-    let prefilter: Array<MapData, u64> = bench.pinned("prefilter");
-    prefilter.get(&word, 0).expect("in it") & mask != 0
-}
-
-/// Returns the prefilter bit of a frontend.
-fn service_bit(address: SocketAddr) -> PrefilterBit {
-    PrefilterBit::of_service(&address.ip().into(), address.port())
-}
-
-#[test]
-fn prefilter_bits_stay_while_flows_and_sockets_need_them() {
-    let mut bench = Bench::new();
-    let (_server, endpoint) = tcp_server("127.0.0.1:0");
-    let (_other_server, other_endpoint) = tcp_server("127.0.0.1:0");
-    let [stays, goes, has_flow, has_socket] =
-        ["10.96.0.41:80", "10.96.0.42:80", "10.96.0.1:53", "10.96.0.44:80"].map(|address| {
-            let endpoint = if address == "10.96.0.44:80" { other_endpoint } else { endpoint };
-            bench.serve(Protocol::Tcp, address, &[endpoint])
-        });
-    let client = TcpStream::connect(has_socket).expect("connect");
-    // Its last packet is in the future, so it does not expire during the test.
-    let (key, noted) = flow(4000, now_ns() + 600_000_000_000);
-    assert_eq!(key.destination, Endpoint::new(has_flow.ip().into(), has_flow.port()));
-    flows(&bench).insert(key, noted, 0).expect("room");
-    bench.snapshot.ports.retain(|_, port| port.frontends[0].address == Some(stays.ip()));
-    bench.sync(&Dirty::everything());
-    let endpoint_place = |at: SocketAddr| PrefilterBit::of_endpoint(&at.ip().into(), at.port());
-    let all = [
-        service_bit(stays),
-        service_bit(goes),
-        service_bit(has_flow),
-        endpoint_place(endpoint),
-        endpoint_place(other_endpoint),
-    ];
-    assert_eq!(all.map(|place| prefilter_contains(&bench, place)), [true; 5], "they may have flows");
-    // Every syncPeriod does this.
-    let mut verify = || {
-        std::thread::sleep(Duration::from_millis(100));
-        assert_eq!(bench.verify(), 0);
-        (!prefilter_contains(&bench, service_bit(goes))).then_some(())
-    };
-    assert!(Deadline::after(Duration::from_mins(1)).poll(&mut verify).is_some(), "the bit is never cleared");
-    assert_eq!(all.map(|place| prefilter_contains(&bench, place)), [true, false, true, true, true]);
-    assert_eq!(client.peer_addr().expect("peer"), has_socket);
-    bench.serve(Protocol::Tcp, "10.96.0.42:80", &[endpoint]);
-    assert!(prefilter_contains(&bench, service_bit(goes)), "it is back");
-    TcpStream::connect(goes).expect("and works");
-    let fill = bench.dataplane.as_ref().expect("running").map_fill(&bench.state);
-    let entries = |map: &str| fill.iter().find(|fill| fill.map == map).map(|fill| fill.entries);
-    assert_eq!((entries("flows"), entries("fragments")), (Some(1), Some(0)));
-    assert!(entries("tcp_connections").is_some_and(|entries| entries >= 1), "{fill:?}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod counts;
 mod flows;
 mod lifecycle;
 mod map_check;
+mod prefilter;
 mod services;
 mod trace;
 mod udp;

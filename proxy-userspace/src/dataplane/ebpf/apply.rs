@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::{Ebpf, EbpfError, MapEntry, Plan, State, Step, failures::Failures, maps::Maps, rules::Rules};
-use crate::kernel::KernelError;
+use crate::{dataplane::lock, kernel::KernelError};
 
 /// The maximal number of entries of one map call. If one fails, at most so many are tried again.
 const MAX_BATCH: usize = 512;
@@ -15,6 +15,7 @@ impl Ebpf {
         self.assign_ids(state, plan);
         let mut failures = Failures::without_room(state, plan, &self.maps.sizes);
         let mut rules = None;
+        self.reserve_prefilter(plan);
         let mut steps = plan.steps.as_slice();
         loop {
             let written = self.put_batch(steps, &failures, state);
@@ -41,6 +42,15 @@ impl Ebpf {
         }
         failures.into_result()?;
         rules.map_or(Ok(()), |error| Err(EbpfError::Rules(error)))
+    }
+
+    /// Makes room in the prefilter for what the plan may insert, so that it doubles before the
+    /// first of many items and not among them. Most members are endpoints too.
+    fn reserve_prefilter(&self, plan: &Plan) {
+        let is_item =
+            |step: &&Step| matches!(step, Step::Put(MapEntry::Service(..) | MapEntry::Endpoint(..)));
+        let items = plan.steps.iter().filter(is_item).count();
+        lock(&self.maps.prefilter).reserve(items);
     }
 
     /// Writes the entries of the first steps by one call if these are several entries of one map

@@ -140,7 +140,7 @@ impl Ebpf {
         let mut maps = Maps::open(&mut object, sizes, previous.unwrap_or(settings.marks))?;
         let (service_slots, service_counts) =
             ServiceSlots::open(&mut object, sizes.counted_services, slots, cpus)?;
-        let counters = Some(Counters::open(&mut object, service_counts)?);
+        let counters = Some(Counters::open(&mut object, service_counts, Arc::clone(&maps.prefilter))?);
         maps.set_node(netns::current_cookie()?)?;
         let socket_releaser = SocketReleaser::start(directory)?;
         let links = Links::open(settings.link_attachment, &mut object)?;
@@ -237,8 +237,9 @@ impl Dataplane for Ebpf {
         let mut state = self.maps.read(self.service_slots.unused_ids())?;
         self.observe_programs(&mut state)?;
         let mut prefilter = lock(&self.maps.prefilter);
+        let words = prefilter.words();
         if state.is_taken_over() {
-            prefilter.clear_stale(&PrefilterBits::of_state(&state), &self.sweeper.usage);
+            prefilter.clear_stale(&PrefilterBits::of_state(&state, words), &self.sweeper.usage);
         } else {
             prefilter.keep_stale();
         }

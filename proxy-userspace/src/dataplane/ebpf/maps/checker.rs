@@ -137,10 +137,11 @@ impl Check {
     /// nothing needs.
     fn compare(&mut self) -> Result<Option<bool>, KernelError> {
         let before = lock(&self.expectation).plans;
-        let (mut digest, mut needed) = (Digest::default(), PrefilterBits::default());
+        let words = lock(&self.prefilter).words();
+        let (mut digest, mut needed) = (Digest::default(), PrefilterBits::new(words));
         self.entries.read(|entry| {
             digest.add(&entry);
-            entry.prefilter_bit().into_iter().for_each(|bit| needed.insert(bit));
+            entry.prefilter_item().into_iter().for_each(|item| needed.insert(item));
         })?;
         // A plan waits while bits are cleared, which takes much less than a millisecond.
         let expectation = lock(&self.expectation);

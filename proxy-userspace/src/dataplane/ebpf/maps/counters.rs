@@ -1,11 +1,13 @@
 //! The counters of the programs, for metrics: packets, errors, and traffic to Services.
 
+use std::sync::{Arc, Mutex};
+
 use aya::maps::{MapData, PerCpuArray};
 use proxy_common::layout::{Counter, Program, ProgramErrors};
 
-use super::service_counts::ServiceCountReader;
+use super::{prefilter::Prefilter, service_counts::ServiceCountReader};
 use crate::{
-    dataplane::{KernelCounts, ProgramErrorCount, ServiceCount},
+    dataplane::{KernelCounts, PrefilterFill, ProgramErrorCount, ServiceCount, lock},
     kernel::{KernelError, bpf::Object},
 };
 
@@ -14,14 +16,20 @@ pub(crate) struct Counters {
     packets: PerCpuArray<MapData, u64>,
     errors: PerCpuArray<MapData, ProgramErrors>,
     services: ServiceCountReader,
+    prefilter: Arc<Mutex<Prefilter>>,
 }
 
 impl Counters {
-    pub(crate) fn open(object: &mut Object, services: ServiceCountReader) -> Result<Self, KernelError> {
+    pub(crate) fn open(
+        object: &mut Object,
+        services: ServiceCountReader,
+        prefilter: Arc<Mutex<Prefilter>>,
+    ) -> Result<Self, KernelError> {
         Ok(Self {
             packets: object.take_map("counters")?,
             errors: object.take_map("program_errors")?,
             services,
+            prefilter,
         })
     }
 }
@@ -45,6 +53,10 @@ impl KernelCounts for Counters {
             })
         };
         Program::ALL.into_iter().flat_map(of_program).collect()
+    }
+
+    fn prefilter(&self) -> Option<PrefilterFill> {
+        Some(lock(&self.prefilter).fill())
     }
 
     fn services(&self) -> Vec<ServiceCount> {

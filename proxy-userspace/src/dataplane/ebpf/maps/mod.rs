@@ -23,7 +23,7 @@ use proxy_common::{
         MapDeclaration, MapSizes, MemberKey, NewFlows, NodeValue, SIZE_SETTINGS, STATE_LAYOUT_VERSION,
         ServiceKey, ServiceValue, SocketScope, SourceRange, UdpSocket, service_slots,
     },
-    prefilter::WORDS,
+    prefilter::PrefilterTable,
 };
 
 use self::{entries::EntryReader, prefilter::Prefilter};
@@ -137,7 +137,9 @@ impl Maps {
             source_ranges: object.take_map("source_ranges")?,
             node_addresses: object.take_map("node_addresses")?,
             node: object.take_map("node")?,
-            prefilter: Arc::new(Mutex::new(Prefilter::new(object.mapped("prefilter", WORDS)?))),
+            prefilter: Arc::new(Mutex::new(Prefilter::new(
+                object.mapped("prefilter", PrefilterTable::LENGTH)?,
+            ))),
             udp_sockets: object.take_map("udp_sockets")?,
             local_sources: object.take_map("local_sources")?,
             local_links: object.take_map("local_links")?,
@@ -216,8 +218,8 @@ impl Maps {
     /// Inserts an entry, or replaces its value.
     pub(crate) fn put(&mut self, entry: &MapEntry) -> Result<(), KernelError> {
         // Programs must not miss the entry once it is there.
-        if let Some(bit) = entry.prefilter_bit() {
-            lock(&self.prefilter).insert(bit);
+        if let Some(item) = entry.prefilter_item() {
+            lock(&self.prefilter).insert(item);
         }
         let result = match *entry {
             MapEntry::Service(key, value) => self.services.insert(key, value, 0),
@@ -246,9 +248,9 @@ impl Maps {
     /// Inserts or replaces entries of one map in this order, by one call. Stops at the first that
     /// fails: [`Self::put`] returns its error. Returns how many were written.
     pub(crate) fn put_batch(&mut self, entries: &[&MapEntry]) -> usize {
-        let bits = entries.iter().filter_map(|entry| entry.prefilter_bit());
+        let items = entries.iter().filter_map(|entry| entry.prefilter_item());
         let mut prefilter = lock(&self.prefilter);
-        bits.for_each(|bit| prefilter.insert(bit));
+        items.for_each(|item| prefilter.insert(item));
         drop(prefilter);
         let Batches { services, endpoints, members } = &self.batches;
         let entries = entries.iter().copied();

@@ -1,60 +1,73 @@
-//! The prefilter as userspace writes it: a bit is set before an entry needs it, and cleared when
-//! none does any more.
+//! The prefilter as userspace writes it: an item is inserted before an entry needs it, and its bits
+//! are cleared when no entry does any more.
 //!
 //! Clearing a bit takes two steps. First, no Service and no endpoint of the maps has it. Then a
 //! scan through all flows and sockets that programs recorded begins, and finds no entry that needs
 //! it. What programs record between the two steps belongs to Services and endpoints in the maps, or
 //! to flows and sockets that were there before.
+//!
+//! Only the thread that applies plans changes the size, when it inserts. The copies that doubling
+//! leaves are cleared by the same two steps. They begin after the change, so no program that runs
+//! then has the old mask.
 
-use proxy_common::prefilter::{PrefilterBit, WORDS};
+use proxy_common::prefilter::{PrefilterItem, sized::SizedPrefilter};
 
 use super::{super::plan::state::State, usage::MapUsage};
-use crate::kernel::bpf::MappedWords;
+use crate::{dataplane::PrefilterFill, kernel::bpf::MappedWords};
 
-/// Some bits of the prefilter.
+/// Some bits of a prefilter with a number of words, which is a power of two.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PrefilterBits(Vec<u64>);
 
-impl Default for PrefilterBits {
-    fn default() -> Self {
-        Self(vec![0; WORDS as usize])
-    }
-}
-
 impl PrefilterBits {
-    pub(crate) fn insert(&mut self, PrefilterBit { word, mask }: PrefilterBit) {
-        if let Some(bits) = self.0.get_mut(word as usize) {
-            *bits |= mask;
+    pub(crate) fn new(words: u32) -> Self {
+        Self(vec![0; words.next_power_of_two() as usize])
+    }
+
+    pub(crate) fn insert(&mut self, item: PrefilterItem) {
+        if let Some(word) = self.word_of(item) {
+            *word |= item.bits();
         }
     }
 
-    fn remove(&mut self, PrefilterBit { word, mask }: PrefilterBit) {
-        if let Some(bits) = self.0.get_mut(word as usize) {
-            *bits &= !mask;
+    fn remove(&mut self, item: PrefilterItem) {
+        if let Some(word) = self.word_of(item) {
+            *word &= !item.bits();
         }
     }
 
+    fn word_of(&mut self, item: PrefilterItem) -> Option<&mut u64> {
+        let mask = u32::try_from(self.0.len().saturating_sub(1)).unwrap_or(u32::MAX);
+        self.0.get_mut(item.index(mask) as usize)
+    }
+
+    /// Removes the bits that others have. If the prefilter changed its size between the two, these
+    /// are the bits that the items of the others may have in this size.
     fn remove_all(&mut self, others: &Self) {
-        for (bits, others) in self.0.iter_mut().zip(&others.0) {
-            *bits &= !others;
+        let words = self.0.len();
+        for (index, bits) in self.0.iter_mut().enumerate() {
+            let first = index & others.0.len().saturating_sub(1);
+            let others = others.0.iter().skip(first).step_by(words);
+            *bits &= !others.fold(0, |all, bits| all | bits);
         }
     }
 
-    pub(crate) fn of_state(state: &State) -> Self {
-        let mut bits = Self::default();
-        state.prefilter_bits().for_each(|bit| bits.insert(bit));
+    /// Returns the bits of the entries of the maps.
+    pub(crate) fn of_state(state: &State, words: u32) -> Self {
+        let mut bits = Self::new(words);
+        state.prefilter_items().for_each(|item| bits.insert(item));
         bits
     }
 
     fn words(&self) -> impl Iterator<Item = (u32, u64)> {
-        (0..WORDS).zip(self.0.iter().copied()).filter(|(_, mask)| *mask != 0)
+        (0..).zip(self.0.iter().copied()).filter(|(_, bits)| *bits != 0)
     }
 }
 
 /// The prefilter, shared with the programs.
 #[derive(Debug)]
 pub(crate) struct Prefilter {
-    words: MappedWords,
+    filter: SizedPrefilter<MappedWords>,
     stale: Option<StaleBits>,
 }
 
@@ -67,15 +80,36 @@ struct StaleBits {
 }
 
 impl Prefilter {
-    pub(crate) const fn new(words: MappedWords) -> Self {
-        Self { words, stale: None }
+    /// Takes over a prefilter, which programs may be using.
+    pub(crate) fn new(memory: MappedWords) -> Self {
+        Self { filter: SizedPrefilter::open(memory), stale: None }
     }
 
-    /// Sets a bit.
-    pub(crate) fn insert(&mut self, bit: PrefilterBit) {
-        self.words.set(bit.word, bit.mask);
+    /// Returns the number of words in use.
+    pub(crate) const fn words(&self) -> u32 {
+        self.filter.words()
+    }
+
+    /// Inserts an item.
+    pub(crate) fn insert(&mut self, item: PrefilterItem) {
+        self.change(|filter| filter.insert(item));
         if let Some(stale) = &mut self.stale {
-            stale.bits.remove(bit);
+            stale.bits.remove(item);
+        }
+    }
+
+    /// Makes room for so many more items.
+    pub(crate) fn reserve(&mut self, items: usize) {
+        self.change(|filter| filter.reserve(items));
+    }
+
+    /// Makes a change that may double the prefilter. What was stale is then in other words.
+    fn change(&mut self, change: impl FnOnce(&mut SizedPrefilter<MappedWords>)) {
+        let before = self.words();
+        change(&mut self.filter);
+        if self.words() != before {
+            tracing::debug!(before, words = self.words(), "the prefilter has more words");
+            self.stale = None;
         }
     }
 
@@ -90,23 +124,34 @@ impl Prefilter {
                 self.stale = Some(stale);
                 return;
             }
-            let mut cleared = 0;
-            for (word, mask) in stale.bits.words() {
-                self.words.clear(word, mask);
-                cleared += mask.count_ones();
-            }
-            if cleared > 0 {
-                tracing::debug!(cleared, "cleared stale bits of the prefilter");
-            }
+            self.clear(&stale.bits);
         }
-        let mut bits = PrefilterBits((0..WORDS).map(|word| self.words.get(word)).collect());
+        let mut bits = PrefilterBits((0..self.words()).map(|index| self.filter.word(index)).collect());
         bits.remove_all(wanted);
         self.stale = Some(StaleBits { bits, begun: usage.begun() });
+    }
+
+    fn clear(&mut self, bits: &PrefilterBits) {
+        let mut cleared = 0;
+        for (index, bits) in bits.words() {
+            self.filter.clear(index, bits);
+            cleared += bits.count_ones();
+        }
+        self.filter.recount();
+        if cleared > 0 {
+            tracing::debug!(cleared, "cleared stale bits of the prefilter");
+        }
     }
 
     /// Forgets which bits are stale, because programs with other maps are attached.
     pub(crate) fn keep_stale(&mut self) {
         self.stale = None;
+    }
+
+    /// Returns the size and the share of false positives.
+    pub(crate) fn fill(&self) -> PrefilterFill {
+        let bytes = u64::from(self.words()) * 8;
+        PrefilterFill { bytes, false_positive_ratio: self.filter.false_positive_ratio() }
     }
 }
 
@@ -120,19 +165,34 @@ mod tests {
     use super::*;
     use crate::dataplane::ebpf::{MapEntry, Step};
 
+    fn items() -> [PrefilterItem; 3] {
+        [80, 443, 8080].map(|port| PrefilterItem::of_service(&Addr::from_v4([10, 96, 0, 1]), port))
+    }
+
+    #[test]
+    fn item_of_another_size_keeps_its_bits() {
+        for (own, of_others) in [(512, 4096), (4096, 512), (512, 512), (512, 1)] {
+            let [mut bits, mut others] = [PrefilterBits::new(own), PrefilterBits::new(of_others)];
+            bits.insert(items()[0]);
+            others.insert(items()[0]);
+            bits.remove_all(&others);
+            assert_eq!(bits, PrefilterBits::new(own), "{own} words without the bits of {of_others}");
+        }
+    }
+
     #[test]
     fn bits_are_inserted_and_removed() {
-        let all = [80, 443, 8080].map(|port| PrefilterBit::of_service(&Addr::from_v4([10, 96, 0, 1]), port));
-        let mut bits = PrefilterBits::default();
-        for bit in all {
-            bits.insert(bit);
+        let all = items();
+        let mut bits = PrefilterBits::new(512);
+        for item in all {
+            bits.insert(item);
         }
-        assert_eq!(bits.words().map(|(_, mask)| mask.count_ones()).sum::<u32>(), 3);
-        let mut others = PrefilterBits::default();
+        assert_eq!(bits.words().map(|(_, bits)| bits.count_ones()).sum::<u32>(), 9);
+        let mut others = PrefilterBits::new(512);
         others.insert(all[0]);
         bits.remove_all(&others);
         bits.remove(all[1]);
-        let mut last = PrefilterBits::default();
+        let mut last = PrefilterBits::new(512);
         last.insert(all[2]);
         assert_eq!(bits, last);
     }
@@ -143,10 +203,10 @@ mod tests {
         let member = MemberKey { service: 1, list: List::Serving.number(), endpoint };
         let mut state = State::default();
         state.record(&Step::Put(MapEntry::Member(member)));
-        let mut needed = PrefilterBits::default();
-        needed.insert(PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port));
-        assert_eq!(PrefilterBits::of_state(&state), needed);
+        let mut needed = PrefilterBits::new(512);
+        needed.insert(PrefilterItem::of_endpoint(&endpoint.addr, endpoint.port));
+        assert_eq!(PrefilterBits::of_state(&state, 512), needed);
         state.record(&Step::Remove(MapEntry::Member(member)));
-        assert_eq!(PrefilterBits::of_state(&state), PrefilterBits::default());
+        assert_eq!(PrefilterBits::of_state(&state, 512), PrefilterBits::new(512));
     }
 }

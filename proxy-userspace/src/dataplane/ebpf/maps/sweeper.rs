@@ -20,7 +20,7 @@ use std::{
 use aya::maps::{HashMap, MapData, PerCpuArray};
 use proxy_common::{
     layout::{Counter, Flow, FlowKey, MapSizes},
-    prefilter::PrefilterBit,
+    prefilter::{PrefilterItem, PrefilterTable, sized::words_in_use},
 };
 
 use super::{
@@ -31,7 +31,7 @@ use super::{
 };
 use crate::kernel::{
     KernelError,
-    bpf::{Object, Reader},
+    bpf::{MappedWords, Object, Reader},
     clock, spawn,
 };
 
@@ -169,6 +169,8 @@ struct Flows {
 /// others.
 struct Scan {
     usage: Arc<MapUsage>,
+    /// To read the size.
+    prefilter: MappedWords,
     number: u64,
     needed: PrefilterBits,
     others: SocketMapScanner,
@@ -177,13 +179,13 @@ struct Scan {
 }
 
 impl Scan {
-    fn new(others: SocketMapScanner, usage: Arc<MapUsage>) -> Self {
-        Self { usage, number: 0, needed: PrefilterBits::default(), others, others_at_ns: None }
+    fn new(others: SocketMapScanner, prefilter: MappedWords, usage: Arc<MapUsage>) -> Self {
+        Self { usage, prefilter, number: 0, needed: PrefilterBits::new(1), others, others_at_ns: None }
     }
 
     fn begin(&mut self) {
         self.number = self.usage.begin();
-        self.needed = PrefilterBits::default();
+        self.needed = PrefilterBits::new(words_in_use(&self.prefilter));
     }
 
     /// Scans the other maps after the flows.
@@ -194,7 +196,7 @@ impl Scan {
         self.others_at_ns = Some(now_ns);
         let mut entries = self.others.scan(&mut self.needed)?;
         entries.extend(flows);
-        self.usage.end(self.number, std::mem::take(&mut self.needed), entries);
+        self.usage.end(self.number, std::mem::replace(&mut self.needed, PrefilterBits::new(1)), entries);
         Ok(())
     }
 }
@@ -218,7 +220,11 @@ impl Flows {
             max_reads: max_reads(sizes.flows),
             fill: Fill::new(sizes.flows),
             counters: open_pinned(directory, "counters")?,
-            scan: Scan::new(SocketMapScanner::open(object, sizes)?, usage),
+            scan: Scan::new(
+                SocketMapScanner::open(object, sizes)?,
+                object.mapped("prefilter", PrefilterTable::LENGTH)?,
+                usage,
+            ),
         })
     }
 
@@ -261,8 +267,8 @@ impl Flows {
             let map = if self.is_at_unassured { &mut self.unassured } else { &mut self.assured };
             let needed = &mut self.scan.needed;
             removed += map.sweep(expiry, |key, flow| {
-                for bit in PrefilterBit::of_flow(key, flow) {
-                    needed.insert(bit);
+                for item in PrefilterItem::of_flow(key, flow) {
+                    needed.insert(item);
                 }
             })?;
             if map.entries.is_at_beginning() {

@@ -9,7 +9,7 @@ use proxy_common::{
         AffinityKey, AffinityValue, Connection, Endpoint, FragmentKey, FragmentValue, MapSizes, SocketPeer,
         UdpSocket,
     },
-    prefilter::PrefilterBit,
+    prefilter::PrefilterItem,
 };
 
 use super::prefilter::PrefilterBits;
@@ -77,11 +77,11 @@ pub(crate) struct SocketMapScanner(Vec<(&'static str, Scan)>);
 
 impl SocketMapScanner {
     pub(crate) fn open(object: &Object, sizes: &MapSizes) -> Result<Self, KernelError> {
-        let bit = |endpoint: &Endpoint| Some(PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port));
+        let item = |endpoint: &Endpoint| Some(PrefilterItem::of_endpoint(&endpoint.addr, endpoint.port));
         Ok(Self(vec![
-            scan::<u64, Connection>(object, "tcp_connections", sizes, move |_, value| bit(&value.endpoint))?,
-            scan::<u64, UdpSocket>(object, "udp_sockets", sizes, move |_, value| bit(&value.endpoint))?,
-            scan::<SocketPeer, Endpoint>(object, "udp_replies", sizes, move |key, _| bit(&key.peer))?,
+            scan::<u64, Connection>(object, "tcp_connections", sizes, move |_, value| item(&value.endpoint))?,
+            scan::<u64, UdpSocket>(object, "udp_sockets", sizes, move |_, value| item(&value.endpoint))?,
+            scan::<SocketPeer, Endpoint>(object, "udp_replies", sizes, move |key, _| item(&key.peer))?,
             // These lead to Services and endpoints, which programs look up again.
             scan::<SocketPeer, Endpoint>(object, "udp_flows", sizes, |_, _| None)?,
             scan::<AffinityKey, AffinityValue>(object, "affinity", sizes, |_, _| None)?,
@@ -105,7 +105,7 @@ fn scan<K: Pod + Send + 'static, V: Pod + Send + 'static>(
     object: &Object,
     map: &'static str,
     sizes: &MapSizes,
-    needs: impl Fn(&K, &V) -> Option<PrefilterBit> + Send + 'static,
+    needs: impl Fn(&K, &V) -> Option<PrefilterItem> + Send + 'static,
 ) -> Result<(&'static str, Scan), KernelError> {
     let mut reader: Reader<K, V> = object.reader(map)?;
     let max_calls = Reader::<K, V>::max_calls(sizes.entries(map));
@@ -116,7 +116,7 @@ fn scan<K: Pod + Send + 'static, V: Pod + Send + 'static>(
         for _ in 0..max_calls {
             let entries = reader.read()?;
             count += entries.len();
-            entries.iter().filter_map(|(key, value)| needs(key, value)).for_each(|bit| bits.insert(bit));
+            entries.iter().filter_map(|(key, value)| needs(key, value)).for_each(|item| bits.insert(item));
             if reader.is_at_beginning() {
                 return Ok(count);
             }
@@ -135,7 +135,7 @@ mod tests {
         let usage = MapUsage::default();
         let first = usage.begin();
         let begun = usage.begun();
-        usage.end(first, PrefilterBits::default(), vec![("affinity", 3)]);
+        usage.end(first, PrefilterBits::new(1), vec![("affinity", 3)]);
         assert!(
             !usage.needed_after(begun, |_| {}),
             "entries may have been added behind the place that it had reached"
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!((usage.entries("affinity"), usage.entries("flows")), (3, 0));
         let second = usage.begin();
         assert!(!usage.needed_after(begun, |_| {}), "it has not ended");
-        usage.end(second, PrefilterBits::default(), Vec::new());
+        usage.end(second, PrefilterBits::new(1), Vec::new());
         assert!(usage.needed_after(begun, |_| {}));
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use proxy_common::{
     Addr,
     layout::{BridgeAddress, Endpoint, EndpointKey, EndpointValue, MemberKey, ServiceKey, ServiceValue},
-    prefilter::PrefilterBit,
+    prefilter::PrefilterItem,
 };
 
 use super::{
@@ -205,13 +205,13 @@ impl State {
         self.services.get(key)
     }
 
-    /// Returns the bits of the prefilter that entries of the maps need. An endpoint that terminates
-    /// is only a member, but sockets that are connected to it may record it again.
-    pub(crate) fn prefilter_bits(&self) -> impl Iterator<Item = PrefilterBit> {
-        let services = self.services.keys().map(|key| PrefilterBit::of_service(&key.addr, key.port));
+    /// Returns the items of the prefilter that entries of the maps need. An endpoint that
+    /// terminates is only a member, but sockets that are connected to it may record it again.
+    pub(crate) fn prefilter_items(&self) -> impl Iterator<Item = PrefilterItem> {
+        let services = self.services.keys().map(|key| PrefilterItem::of_service(&key.addr, key.port));
         let slots = self.endpoints.values().map(|value| &value.endpoint);
         let endpoints = slots.chain(self.members.iter().map(|key| &key.endpoint));
-        services.chain(endpoints.map(|endpoint| PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port)))
+        services.chain(endpoints.map(|endpoint| PrefilterItem::of_endpoint(&endpoint.addr, endpoint.port)))
     }
 
     /// Returns true if only programs of this process are attached.

@@ -6,7 +6,7 @@ use proxy_common::{
         BridgeAddress, Endpoint, EndpointKey, EndpointValue, LocalDetection, MemberKey, NewFlows, ServiceKey,
         ServiceValue, SocketScope,
     },
-    prefilter::PrefilterBit,
+    prefilter::PrefilterItem,
 };
 
 use super::{
@@ -76,12 +76,12 @@ impl MapEntry {
         }
     }
 
-    /// Returns the bit of the prefilter without which programs do not look for the entry.
-    pub(crate) const fn prefilter_bit(&self) -> Option<PrefilterBit> {
+    /// Returns the item of the prefilter without which programs do not look for the entry.
+    pub(crate) const fn prefilter_item(&self) -> Option<PrefilterItem> {
         match self {
-            Self::Service(key, _) => Some(PrefilterBit::of_service(&key.addr, key.port)),
+            Self::Service(key, _) => Some(PrefilterItem::of_service(&key.addr, key.port)),
             Self::Endpoint(_, EndpointValue { endpoint, .. }) | Self::Member(MemberKey { endpoint, .. }) => {
-                Some(PrefilterBit::of_endpoint(&endpoint.addr, endpoint.port))
+                Some(PrefilterItem::of_endpoint(&endpoint.addr, endpoint.port))
             }
             _ => None,
         }

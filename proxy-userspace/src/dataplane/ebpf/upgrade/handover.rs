@@ -17,7 +17,7 @@ use proxy_common::{
         STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, flow_state,
     },
     packet::Tuple,
-    prefilter::{self, PrefilterBit},
+    prefilter::{PrefilterItem, PrefilterTable, sized},
 };
 
 use super::super::{
@@ -159,7 +159,7 @@ impl Flows {
         Ok(Self {
             assured: open_pinned(pins.path(), "flows")?,
             unassured: open_pinned(pins.path(), "unassured_flows")?,
-            prefilter: pins.mapped("prefilter", prefilter::WORDS)?,
+            prefilter: pins.mapped("prefilter", PrefilterTable::LENGTH)?,
             opened: clock::monotonic().unwrap_or(Duration::ZERO),
         })
     }
@@ -210,9 +210,8 @@ impl Flows {
         if let Err(error) = flows.insert(key, flow, 0) {
             tracing::debug!(%error, "cannot write a flow that is handed over: the connection may break");
         }
-        let PrefilterBit { word, mask } =
-            PrefilterBit::of_service(&key.destination.addr, key.destination.port);
-        self.prefilter.set(word, mask);
+        let Endpoint { addr, port, .. } = key.destination;
+        sized::insert(&self.prefilter, PrefilterItem::of_service(&addr, port));
     }
 }
 
