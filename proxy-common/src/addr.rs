@@ -1,5 +1,7 @@
 //! Addresses in the form of the maps, which is the same for both IP families.
 
+use core::cmp::Ordering;
+
 /// The third word of an IPv4-mapped address.
 const V4_MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
 
@@ -8,10 +10,26 @@ const V4_MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
 /// With one form, both IP families share maps and code, and an IPv4-mapped address of an IPv6
 /// socket is the IPv4 address. The alignment of 4 makes programs copy words.
 #[repr(C, align(4))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Addr {
     /// The octets in network byte order.
     pub octets: [u8; 16],
+}
+
+/// The order of the octets. One wide comparison is several times faster than the derived function,
+/// which compares octets.
+impl Ord for Addr {
+    #[inline]
+    fn cmp(&self, other: &Self) -> Ordering {
+        u128::from_be_bytes(self.octets).cmp(&u128::from_be_bytes(other.octets))
+    }
+}
+
+impl PartialOrd for Addr {
+    #[inline]
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 impl Addr {
@@ -131,7 +149,18 @@ mod user {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn order_is_that_of_the_octets(octets: [u8; 16], at in 0..16_usize, other: u8) {
+            let mut changed = octets;
+            changed[at] = other;
+            prop_assert_eq!(Addr { octets }.cmp(&Addr { octets: changed }), octets.cmp(&changed));
+        }
+    }
 
     #[test]
     fn ipv4_address_is_mapped_and_recognised() {

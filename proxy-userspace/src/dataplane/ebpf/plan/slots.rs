@@ -17,10 +17,14 @@ pub(super) fn arrange(
 ) -> Vec<(u32, Endpoint)> {
     let mut is_kept = vec![false; wanted.len()];
     let mut has_slot = vec![false; wanted.len()];
+    // Slots are filled in the order of the endpoints, and few change later.
+    let mut next = 0;
     for (slot, endpoint) in held {
+        let is_next = wanted.get(next) == Some(&endpoint);
+        let Ok(at) = (if is_next { Ok(next) } else { wanted.binary_search(&endpoint) }) else { continue };
+        next = at + 1;
         // An interrupted change may have left an endpoint in two slots.
         if let Some(is_kept) = is_kept.get_mut(slot as usize)
-            && let Ok(at) = wanted.binary_search(&endpoint)
             && !has_slot[at]
         {
             (*is_kept, has_slot[at]) = (true, true);
