@@ -59,6 +59,11 @@ impl PrefilterBits {
         bits
     }
 
+    /// Frees the memory if there are no bits, which is so most of the time.
+    pub(crate) fn shrunk(self) -> Self {
+        if self.words().next().is_none() { Self(Vec::new()) } else { self }
+    }
+
     fn words(&self) -> impl Iterator<Item = (u32, u64)> {
         (0..).zip(self.0.iter().copied()).filter(|(_, bits)| *bits != 0)
     }
@@ -128,7 +133,7 @@ impl Prefilter {
         }
         let mut bits = PrefilterBits((0..self.words()).map(|index| self.filter.word(index)).collect());
         bits.remove_all(wanted);
-        self.stale = Some(StaleBits { bits, begun: usage.begun() });
+        self.stale = Some(StaleBits { bits: bits.shrunk(), begun: usage.begun() });
     }
 
     fn clear(&mut self, bits: &PrefilterBits) {
@@ -177,6 +182,11 @@ mod tests {
             others.insert(items()[0]);
             bits.remove_all(&others);
             assert_eq!(bits, PrefilterBits::new(own), "{own} words without the bits of {of_others}");
+            let mut shrunk = bits.clone().shrunk();
+            shrunk.remove_all(&others);
+            bits.remove_all(&shrunk);
+            shrunk.remove(items()[0]);
+            assert_eq!(shrunk.words().chain(bits.words()).count(), 0);
         }
     }
 

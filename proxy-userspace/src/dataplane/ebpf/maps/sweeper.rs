@@ -196,7 +196,11 @@ impl Scan {
         self.others_at_ns = Some(now_ns);
         let mut entries = self.others.scan(&mut self.needed)?;
         entries.extend(flows);
-        self.usage.end(self.number, std::mem::replace(&mut self.needed, PrefilterBits::new(1)), entries);
+        self.usage.end(
+            self.number,
+            std::mem::replace(&mut self.needed, PrefilterBits::new(1)).shrunk(),
+            entries,
+        );
         Ok(())
     }
 }

@@ -179,7 +179,7 @@ impl Clsact {
     /// Removes the qdisc of a link if it has no filter. It is no error if there is none.
     ///
     /// The kernel drops all packets that leave on the link for some milliseconds: `qdisc_graft`
-    /// deactivates the link and waits for an RCU grace period (net/sched/sch_api.c).
+    /// deactivates the link and waits for an RCU grace period (`net/sched/sch_api.c`).
     pub fn remove_empty_qdisc(&self, index: u32) -> Result<(), KernelError> {
         for hook in [Hook::Ingress, Hook::Egress] {
             if !self.filters(index, hook).is_ok_and(|filters| filters.is_empty()) {
