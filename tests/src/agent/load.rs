@@ -11,8 +11,10 @@ use super::{
 };
 use crate::deadline::Stopwatch;
 
-/// The number of failures of one agent that are described. All are counted.
-const MAX_DESCRIBED: usize = 40;
+/// The number of unanswered datagrams of one agent that are described. All are counted.
+const MAX_DESCRIBED_DATAGRAMS: usize = 10;
+/// The number of other failures that are described.
+const MAX_DESCRIBED: usize = 60;
 
 /// The load while it runs.
 pub(super) struct Load {
@@ -79,7 +81,9 @@ impl Load {
                 }
                 Err(failure) if is_unanswered_datagram(stream, &failure) => {
                     self.count(|report| report.unanswered += 1);
-                    self.describe(stream, &format!("exchange {used} is not answered"));
+                    if self.report.borrow().unanswered <= MAX_DESCRIBED_DATAGRAMS {
+                        self.describe(stream, &format!("exchange {used} is not answered"));
+                    }
                 }
                 Err(failure) => return self.fail(stream, &failure, &format!("exchange {used}")),
             }

@@ -10,8 +10,11 @@ use super::{
     Soak,
 };
 
-/// The node port that floods are sent to.
-const FLOODED: &str = "192.168.57.11:30082";
+/// A Service for floods. Its endpoint does not answer: a flood fills maps and conntrack, and not the
+/// sockets of endpoints that the load uses.
+pub(super) const FLOODED_SERVICE: &str = include_str!("flooded.yaml");
+/// Its node port.
+const FLOODED: &str = "192.168.57.11:30090";
 /// Few enough for the node's conntrack, which drops new connections of all if it is full.
 const FLOOD_PACKETS: u32 = 20_000;
 /// More Services than the map has room for.

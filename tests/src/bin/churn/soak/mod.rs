@@ -18,7 +18,10 @@ use shunt_tests::{
     world::{Host, World},
 };
 
-use self::{disturbances::Disturbance, footprint::Footprint};
+use self::{
+    disturbances::{Disturbance, FLOODED_SERVICE},
+    footprint::Footprint,
+};
 use super::{
     Check,
     leftovers::{KernelState, PinnedObjects},
@@ -77,7 +80,8 @@ fn build(shunt: &Path) -> Result<(Soak, KernelState)> {
     world.route(Host::Node1, SOURCES.parse()?, CLIENT.parse()?)?;
     let before = KernelState::read(&world)?;
     let cluster = Cluster::start(&world)?;
-    for text in [NODE, include_str!("../web.yaml"), switches::SERVICES, &switches::endpoints()] {
+    let web = include_str!("../web.yaml");
+    for text in [NODE, web, FLOODED_SERVICE, switches::SERVICES, &switches::endpoints()] {
         cluster.apply_all(text)?;
     }
     let fields: Mapping = serde_yaml_ng::from_str(FIELDS)?;
