@@ -170,6 +170,13 @@ impl Flow {
         self.state & state::PASS != 0 && self.service == 0
     }
 
+    /// Returns true for a UDP flow that conntrack translates. Only its replies keep it: they show
+    /// that conntrack still has it. If not, nothing translates its datagrams until it expires.
+    #[inline(always)]
+    pub const fn is_of_conntrack(&self) -> bool {
+        self.state & state::PASS != 0 && self.service != 0
+    }
+
     /// Returns how long a silent flow is kept.
     pub const fn lifetime(&self, protocol: Protocol) -> core::time::Duration {
         core::time::Duration::from_secs(self.lifetime_seconds(protocol))

@@ -4,7 +4,7 @@ use super::{Outcome, finish_flow_packet, fragment, ip_length, is_settling, malfo
 use crate::{
     Addr, Protocol,
     flow::{self, observed_state},
-    layout::{Direction, Flow, FlowKey, ServiceEvent, ServiceKey, flow_state},
+    layout::{Direction, Endpoint, Flow, FlowKey, ServiceEvent, ServiceKey, flow_state},
     packet::{Fragment, Frame, Packet, Tuple},
     rewrite, service,
     tables::Tables,
@@ -42,7 +42,7 @@ pub(super) fn transport<F: Frame, T: Tables>(
     let key = FlowKey::new(Direction::Reply, protocol, packet.tuple(ports));
     let Some(flow) = tables.answered_flow(&key, tcp, acknowledged) else {
         if !protocol.is_connection_oriented() {
-            add_pass_entry(tables, &key.tuple());
+            note_vip_as_source(tables, &key.tuple());
         } else if is_settling(tables, tables.now_ns()) {
             return Outcome::Drop;
         }
@@ -92,11 +92,12 @@ fn translate<F: Frame, T: Tables>(
 /// from a process of the node, or from a pod that something else masqueraded. Its replies look like
 /// datagrams of a client to the Service, and the entry keeps them untranslated. TCP needs no such
 /// entry, because the first segment shows who opens the connection.
+///
+/// Keeps the entry of a flow that conntrack translates, if this is a reply.
 #[inline(never)]
-fn add_pass_entry<T: Tables>(tables: &T, tuple: &Tuple) {
+fn note_vip_as_source<T: Tables>(tables: &T, tuple: &Tuple) {
     let Tuple { source, .. } = tuple;
-    let is_service = |addr| tables.service(&ServiceKey::new(addr, source.port, Protocol::Udp)).is_some();
-    if !tables.is_node_address(&source.addr) || !(is_service(source.addr.any()) || is_service(source.addr)) {
+    if !may_be_vip(tables, &source.addr, source.port) {
         return;
     }
     let replies = tuple.swapped();
@@ -108,11 +109,19 @@ fn add_pass_entry<T: Tables>(tables: &T, tuple: &Tuple) {
         Some(flow) if flow.state & flow_state::PASS != 0 => {
             flow::touch_pass_entry(tables, &key, &flow, now_ns);
         }
-        _ => {
+        _ if is_vip_of_node(tables, source) => {
             let (source, destination) = (replies.source, replies.destination);
             let state = flow_state::PASS | flow_state::ASSURED;
             let flow = Flow { source, destination, state, used_ns: now_ns, ..Flow::NONE };
             tables.put_flow(&key, &flow);
         }
+        _ => {}
     }
+}
+
+/// Returns true for an address of the node that is a UDP VIP with this port.
+#[inline(always)]
+fn is_vip_of_node(tables: &impl Tables, Endpoint { addr, port, .. }: &Endpoint) -> bool {
+    let is_service = |addr| tables.service(&ServiceKey::new(addr, *port, Protocol::Udp)).is_some();
+    tables.is_node_address(addr) && (is_service(addr.any()) || is_service(*addr))
 }

@@ -63,7 +63,7 @@ pub(super) fn transport<F: Frame, T: Tables>(
                 let observed = observed_state(Direction::Original, tcp);
                 if assures(frame, packet, &incoming) {
                     flow::assure(tables, key, flow, observed, *now_ns);
-                } else {
+                } else if !flow.is_of_conntrack() {
                     flow::touch(tables, key, flow, observed, *now_ns);
                 }
             }

@@ -186,6 +186,30 @@ fn pass_entry_survives_a_minute_of_silence(node: &mut TestNode<'_>) {
     node.ingress(&question.clone().reversed()).is_left_alone();
 }
 
+/// The entry of conntrack may be gone, and a new conversation may have the same client port.
+fn datagrams_without_replies_do_not_stay_with_conntrack(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Udp);
+    node.ingress(&fixture.first);
+    node.pass_flow(&fixture.first);
+    for _ in 0..2 {
+        node.wait(14);
+        node.ingress(&fixture.first).is_left_alone();
+    }
+    node.wait(3);
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
+}
+
+fn replies_of_conntrack_keep_the_conversation_with_it(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Udp);
+    node.ingress(&fixture.first);
+    node.pass_flow(&fixture.first);
+    for _ in 0..3 {
+        node.wait(14);
+        node.ingress(&fixture.first).is_left_alone();
+        node.egress(&fixture.reply().from(fixture.vip)).is_left_alone();
+    }
+}
+
 fn set_new_flows(node: &mut TestNode<'_>, new_flows: NewFlows) {
     node.config.node.new_flows = new_flows as u16;
     node.write_maps();
@@ -224,6 +248,8 @@ fn connection_that_netfilter_began_leaves_no_flow(node: &mut TestNode<'_>) {
 }
 
 super::scenarios! {
+    datagrams_without_replies_do_not_stay_with_conntrack,
+    replies_of_conntrack_keep_the_conversation_with_it,
     conversation_that_netfilter_began_stays_with_it_when_programs_take_new_ones,
     conversation_that_userspace_does_not_find_in_conntrack_gets_an_endpoint,
     connection_that_netfilter_began_leaves_no_flow,
