@@ -14,7 +14,7 @@ use aya::maps::{Array, HashMap, MapData};
 use proxy_common::{
     layout::{
         Direction, Endpoint, Flow, FlowKey, LAYOUT_VERSION, List, MemberKey, NewFlows, NodeValue,
-        STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, flow_state,
+        STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, UdpSocket, flow_state,
     },
     packet::Tuple,
     prefilter::{PrefilterItem, PrefilterTable, sized},
@@ -44,6 +44,7 @@ pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
         leave_new_flows(&pins)?;
     }
     remove_services(&pins)?;
+    forget_sockets(&pins)?;
     counts += hand_flows(&pins)?;
     Ok(counts)
 }
@@ -145,6 +146,15 @@ fn remove_services(pins: &PinDir) -> Result<(), KernelError> {
     keys.iter().try_for_each(|key| maps::removed("services", services.remove(key)))
 }
 
+/// Forgets the connected UDP sockets, which keep their endpoints. If this mode returns before its
+/// programs are removed, the Services have other identifiers, and the sockets would be destroyed.
+fn forget_sockets(pins: &PinDir) -> Result<(), KernelError> {
+    let map = "udp_sockets";
+    let mut sockets: HashMap<MapData, u64, UdpSocket> = open_pinned(pins.path(), map)?;
+    let cookies: Vec<u64> = sockets.keys().filter_map(Result::ok).collect();
+    cookies.iter().try_for_each(|cookie| maps::removed(map, sockets.remove(cookie)))
+}
+
 /// The maps of flows, with the prefilter that leads packets to them.
 struct Flows {
     assured: HashMap<MapData, FlowKey, Flow>,
@@ -183,7 +193,9 @@ impl Flows {
         let flow = Flow { service, destination, state, ..untranslated_flow(Protocol::Udp, original, 0) };
         let lifetime = flow.lifetime(Protocol::Udp);
         let silence = udp.expires_after().map_or(Duration::ZERO, |left| lifetime.saturating_sub(left));
-        self.put_silent(Protocol::Udp, original, flow, silence);
+        // The entry was read at some time since the list began.
+        let listing = clock::monotonic().unwrap_or(self.opened).saturating_sub(self.opened);
+        self.put_silent(Protocol::Udp, original, flow, silence + listing);
     }
 
     /// Passes the packets of a TCP connection that conntrack translates, unless the programs
