@@ -183,6 +183,9 @@ impl Soak {
 /// Starts the load of the switches, and connections to the Service whose endpoints change.
 fn start_load(client: &mut Client) -> Result<()> {
     let mut streams = switches::streams_of(client.host);
+    // When another mode takes over, a socket that connected to no endpoint gets one by its VIP:
+    // conntrack never saw the VIP of a socket that the programs served.
+    streams.retain(|stream| client.host != Host::A1 || !stream.unconnected);
     for to in client.addresses() {
         let short = ConnectRequest {
             pause: Duration::from_millis(10),
