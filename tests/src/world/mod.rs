@@ -32,6 +32,7 @@ pub use self::{
 };
 use crate::{
     agent::Agent,
+    deadline::scaled,
     flood::{self, Sender},
     process::{ChildProcess, HostContext, describe_status},
 };
@@ -141,7 +142,7 @@ impl World {
         let finished = self.inside(host)?.run_with_timeout(
             Path::new("/bin/bash"),
             &["-ec", &command],
-            COMMAND_TIMEOUT,
+            scaled(COMMAND_TIMEOUT),
         )?;
         ensure!(
             finished.status.success(),

@@ -37,17 +37,22 @@ const SLOW: [&str; 4] = [
     "source-ranges-of-some-pods",
 ];
 
-/// Cases that slow guests leave out: those about the model, which is the same in every mode, and
-/// every second switch between modes. `cargo xtask conformance --mode ipvs` runs them.
-const NOT_IN_GUESTS: [&str; 23] = [
+/// Cases that slow guests leave out: those about the model, which is the same in every mode, those
+/// that others resemble, and most switches between modes. `cargo xtask conformance --mode ipvs` runs
+/// them.
+const NOT_IN_GUESTS: [&str; 30] = [
     "affinity-separate-clients",
     "clusterip-many-slices",
+    "clusterip-multi-port",
     "clusterip-spread",
     "detect-local-interface-prefix",
+    "established-survives",
+    "externalip-cluster",
     "headless-and-externalname",
     "health-check-node-port",
     "healthz-and-livez",
     "internal-local-with-endpoint",
+    "loadbalancer-cluster",
     "loadbalancer-ipmode-proxy",
     "loadbalancer-source-ranges-node",
     "node-hints",
@@ -55,11 +60,14 @@ const NOT_IN_GUESTS: [&str; 23] = [
     "nodeport-every-node-address",
     "nodeport-not-on-other-hosts",
     "not-ready",
+    "service-changed",
     "service-proxy-name",
-    "switch-ipvs-to-nftables",
     "switch-iptables-to-ipvs",
+    "switch-ipvs-to-iptables",
+    "switch-ipvs-to-nftables",
     "switch-nftables-to-ipvs",
     "terminating-only",
+    "terminating-with-ready",
     "two-namespaces",
     "zone-hints",
     "zone-hints-missing-one",

@@ -17,20 +17,16 @@ use crate::cli::steps;
 /// Test targets that exercise the kernel.
 const TARGETS: [&str; 4] = ["ebpf_sockets", "ebpf_frames", "ebpf_links", "netfilter"];
 /// Conformance cases.
-const CASES: [&str; 22] = [
-    "affinity-clientip",
+const CASES: [&str; 18] = [
     "clusterip-tcp",
     "clusterip-udp",
-    "externalip-cluster",
     "fragmented-udp",
     "hairpin",
     "ingress-qdisc-of-others",
     "ipsec-to-the-client",
     "links-path-changes",
     "loadbalancer-source-ranges-node",
-    "no-endpoints",
     "nodeport-cluster",
-    "nodeport-udp",
     "path-mtu-behind-other-node",
     "redirect-in-a-pod",
     "restart",
