@@ -171,8 +171,8 @@ pub struct NodeView {
     /// The links that are served, by index: all except loopback, `ifb` links, links with
     /// unsupported headers, and those that the configuration excludes.
     pub links: BTreeMap<u32, ServedLink>,
-    /// A link has no programs in the ebpf mode: the settings exclude it, or the programs do not know
-    /// its headers. Loopback and `ifb` links do not count.
+    /// A link has no programs in the ebpf mode: the settings exclude it, or the programs do not
+    /// know its headers. Loopback and `ifb` links do not count.
     pub has_unserved_links: bool,
     /// What translates packets that come in on these links.
     pub link_path: LinkPath,

@@ -38,8 +38,8 @@ const SLOW: [&str; 4] = [
 ];
 
 /// Cases that slow guests leave out: those about the model, which is the same in every mode, those
-/// that others resemble, and most switches between modes. `cargo xtask conformance --mode ipvs` runs
-/// them.
+/// that others resemble, and most switches between modes. `cargo xtask conformance --mode ipvs`
+/// runs them.
 const NOT_IN_GUESTS: [&str; 30] = [
     "affinity-separate-clients",
     "clusterip-many-slices",

@@ -45,8 +45,8 @@ impl MappedWords {
     }
 }
 
-/// The words of a [`PrefilterTable`](proxy_common::prefilter::PrefilterTable). The first word is the
-/// mask.
+/// The words of a [`PrefilterTable`](proxy_common::prefilter::PrefilterTable). The first word is
+/// the mask.
 impl PrefilterMemory for MappedWords {
     fn mask(&self) -> u64 {
         self.words().first().map_or(0, |mask| mask.load(Ordering::Relaxed))

@@ -286,9 +286,10 @@ pub(super) fn remove_all(pins: Option<&PinDir>) -> Vec<KernelError> {
 
 /// Removes the qdiscs that [`Links::leave`] left on links, unless others have added filters.
 fn remove_marked_qdiscs(pins: &PinDir) -> Result<(), KernelError> {
+    let clsact = Clsact::open()?;
     for name in pins.link_names()? {
         if let Some(index) = name.strip_prefix(MARK).and_then(|index| index.parse().ok()) {
-            Clsact::open()?.remove_empty_qdisc(index)?;
+            clsact.remove_empty_qdisc(index)?;
             pins.unmark(&name)?;
         }
     }

@@ -3,8 +3,8 @@
 //! The order of the changes makes every prefix of a plan safe:
 //!
 //! 1. Endpoints, members and source ranges are added. An endpoint takes the slot of one that
-//!    leaves, or a slot that no frontend counts yet. If a list becomes shorter, its last endpoints take the
-//!    slots of those that leave.
+//!    leaves, or a slot that no frontend counts yet. If a list becomes shorter, its
+//!    last endpoints take the slots of those that leave.
 //! 2. Each frontend is written once, with the new number of slots and the new generation.
 //! 3. Programs are attached: those that translate replies before those that translate requests.
 //! 4. Frontends that are no longer needed are removed.

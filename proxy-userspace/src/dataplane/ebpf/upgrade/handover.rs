@@ -10,7 +10,10 @@
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
-use aya::maps::{Array, HashMap, MapData};
+use aya::{
+    Pod,
+    maps::{Array, HashMap, MapData},
+};
 use proxy_common::{
     layout::{
         Direction, Endpoint, Flow, FlowKey, LAYOUT_VERSION, List, MemberKey, NewFlows, NodeValue,
@@ -43,8 +46,10 @@ pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
     if layout == LAYOUT_VERSION {
         leave_new_flows(&pins)?;
     }
-    remove_services(&pins)?;
-    forget_sockets(&pins)?;
+    clear::<ServiceKey, ServiceValue>(&pins, "services")?;
+    // They keep their endpoints. If this mode returns before its programs are removed, the Services
+    // have other identifiers, and the sockets would be destroyed.
+    clear::<u64, UdpSocket>(&pins, "udp_sockets")?;
     counts += hand_flows(&pins)?;
     Ok(counts)
 }
@@ -140,19 +145,11 @@ fn leave_new_flows(pins: &PinDir) -> Result<(), KernelError> {
     maps::update_node(&mut node, |node| node.new_flows = NewFlows::Leave as u16)
 }
 
-fn remove_services(pins: &PinDir) -> Result<(), KernelError> {
-    let mut services: HashMap<MapData, ServiceKey, ServiceValue> = open_pinned(pins.path(), "services")?;
-    let keys: Vec<ServiceKey> = services.keys().filter_map(Result::ok).collect();
-    keys.iter().try_for_each(|key| maps::removed("services", services.remove(key)))
-}
-
-/// Forgets the connected UDP sockets, which keep their endpoints. If this mode returns before its
-/// programs are removed, the Services have other identifiers, and the sockets would be destroyed.
-fn forget_sockets(pins: &PinDir) -> Result<(), KernelError> {
-    let map = "udp_sockets";
-    let mut sockets: HashMap<MapData, u64, UdpSocket> = open_pinned(pins.path(), map)?;
-    let cookies: Vec<u64> = sockets.keys().filter_map(Result::ok).collect();
-    cookies.iter().try_for_each(|cookie| maps::removed(map, sockets.remove(cookie)))
+/// Removes all entries of a map.
+fn clear<K: Pod, V: Pod>(pins: &PinDir, map: &'static str) -> Result<(), KernelError> {
+    let mut entries: HashMap<MapData, K, V> = open_pinned(pins.path(), map)?;
+    let keys: Vec<K> = entries.keys().filter_map(Result::ok).collect();
+    keys.iter().try_for_each(|key| maps::removed(map, entries.remove(key)))
 }
 
 /// The maps of flows, with the prefilter that leads packets to them.

@@ -10,8 +10,8 @@ use super::{
     Soak,
 };
 
-/// A Service for floods. Its endpoint does not answer: a flood fills maps and conntrack, and not the
-/// sockets of endpoints that the load uses.
+/// A Service for floods. Its endpoint does not answer: a flood fills maps and conntrack, and not
+/// the sockets of endpoints that the load uses.
 pub(super) const FLOODED_SERVICE: &str = include_str!("flooded.yaml");
 /// Its node port.
 const FLOODED: &str = "192.168.57.11:30090";
