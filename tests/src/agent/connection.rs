@@ -196,6 +196,15 @@ impl Connection {
         Ok(first)
     }
 
+    /// Returns the port of this side, which finds the connection in conntrack and in the flows.
+    pub(super) fn local_port(&self) -> Option<u16> {
+        let address = match &self.socket {
+            OpenSocket::Stream(stream) => stream.get_ref().local_addr(),
+            OpenSocket::Connected(socket) | OpenSocket::Unconnected(socket) => socket.local_addr(),
+        };
+        address.ok().map(|address| address.port())
+    }
+
     /// Sends a question and reads the answer.
     pub(super) async fn exchange(&mut self, sizes: MessageSizes, limit: Duration) -> Result<Answer, Failure> {
         let (destination, again) = (self.destination, self.retransmit);

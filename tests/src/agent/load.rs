@@ -64,6 +64,7 @@ impl Load {
     async fn use_connection(&self, connection: &mut Connection, stream: &ConnectRequest) {
         let sizes = MessageSizes::of_connect(stream);
         let mut first: Option<Answer> = None;
+        let port = connection.local_port().map_or_else(String::new, |port| format!(" from port {port}"));
         for used in 0..=stream.repeats {
             if used > 0 {
                 sleep(stream.repeat_interval).await;
@@ -82,15 +83,15 @@ impl Load {
                 Err(failure) if is_unanswered_datagram(stream, &failure) => {
                     self.count(|report| report.unanswered += 1);
                     if self.report.borrow().unanswered <= MAX_DESCRIBED_DATAGRAMS {
-                        self.describe(stream, &format!("exchange {used} is not answered"));
+                        self.describe(stream, &format!("exchange {used}{port} is not answered"));
                     }
                 }
-                Err(failure) => return self.fail(stream, &failure, &format!("exchange {used}")),
+                Err(failure) => return self.fail(stream, &failure, &format!("exchange {used}{port}")),
             }
         }
         if first.is_none() {
             self.count(|report| report.lost += 1);
-            self.describe(stream, "no datagram of the conversation was answered");
+            self.describe(stream, &format!("no datagram of the conversation{port} was answered"));
         }
     }
 

@@ -50,6 +50,9 @@ struct Arguments {
     /// The seed for the order of what the soak test does [default: random].
     #[arg(long)]
     seed: Option<u64>,
+    /// Let only those things happen in the soak test whose name contains this text.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    only: String,
 }
 
 /// One check.
@@ -75,7 +78,7 @@ fn main() -> ExitCode {
     process::main("churn", || {
         let arguments = Arguments::parse();
         let checks = match arguments.soak {
-            Some(minutes) => soak::run(&arguments.shunt, minutes, arguments.seed),
+            Some(minutes) => soak::run(&arguments.shunt, minutes, arguments.seed, &arguments.only),
             None => run(&arguments),
         };
         checks.map(|checks| report(&checks))

@@ -214,12 +214,17 @@ impl<'a> Planner<'a> {
     /// The flows of conntrack are listed twice. Before the programs translate, the first list has
     /// those that began without programs. Flows that begin during it are marked by the programs
     /// (`flow_state::LEFT`), and the second list has them.
+    ///
+    /// Before, the flows are forgotten that an earlier process left to conntrack: its connections
+    /// may have ended. If another mode began to take over and was interrupted, the programs are
+    /// still on the links and have flows that were not handed over. These stay.
     fn translate_on_links(&mut self) {
         let (node, state) = (self.node, self.state);
         let leaves = state.new_flows == NewFlows::Leave as u16;
         let takes_over = leaves || state.links.is_empty() && !node.links.is_empty();
-        if takes_over && state.links.is_empty() {
-            self.phases.attachments.push(Step::ForgetFlows { all: leaves });
+        if takes_over {
+            let all = leaves && state.links.is_empty();
+            self.phases.attachments.push(Step::ForgetFlows { all });
         }
         if takes_over && !leaves {
             self.phases.attachments.push(Step::SetNewFlows(NewFlows::Leave));

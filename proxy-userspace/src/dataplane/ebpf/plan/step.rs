@@ -101,8 +101,8 @@ pub enum Step {
     SetSocketScope(SocketScope),
     /// Do this with new flows on links.
     SetNewFlows(NewFlows),
-    /// Remove the flows that are out of date because no program was on a link: those whose packets
-    /// the programs only pass. All, if netfilter translated meanwhile.
+    /// Remove the flows that are out of date because netfilter had new flows: those whose packets
+    /// the programs only pass. All, if no program was on a link meanwhile.
     ForgetFlows {
         /// All flows.
         all: bool,

@@ -189,9 +189,8 @@ proptest! {
                 }
                 Step::HandFlowsToConntrack => prop_assert!(leaves),
                 Step::ForgetFlows { all } => {
-                    prop_assert!(state.links.is_empty());
                     // What netfilter began meanwhile may have the addresses of a flow that ended.
-                    prop_assert_eq!(*all, before.node.link_path != LinkPath::Programs);
+                    prop_assert_eq!(*all, state.links.is_empty() && before.node.link_path != LinkPath::Programs);
                 }
                 Step::SetNewFlows(NewFlows::Translate) => {
                     prop_assert!(earlier.contains(&Step::LeaveFlowsToConntrack));
@@ -205,6 +204,23 @@ proptest! {
         }
         let path = if after.node.link_path == LinkPath::Programs { NewFlows::Translate } else { NewFlows::Leave };
         prop_assert!(state.new_flows == path as u16);
+    }
+
+    /// The connections that the other mode left to conntrack may have ended, and a new one may have
+    /// the same client port. Flows that it did not hand over are still translated.
+    #[test]
+    fn programs_forget_passed_flows_when_another_mode_did_not_finish_its_takeover(
+        snapshot in testing::snapshot()
+    ) {
+        prop_assume!(snapshot.node.link_path == LinkPath::Programs && !snapshot.node.links.is_empty());
+        let mut state = restarted(&programmed(&snapshot));
+        state.new_flows = NewFlows::Leave as u16;
+        let changes = plan(&state, &snapshot, &Dirty::everything());
+        let position = |step: &Step| changes.steps.iter().position(|other| other == step);
+        let forgotten = position(&Step::ForgetFlows { all: false });
+        prop_assert!(forgotten.is_some());
+        prop_assert!(forgotten < position(&Step::LeaveFlowsToConntrack));
+        prop_assert_eq!(position(&Step::ForgetFlows { all: true }), None);
     }
 
     #[test]

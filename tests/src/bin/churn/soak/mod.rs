@@ -7,7 +7,7 @@ mod footprint;
 
 use std::{path::Path, thread, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_yaml_ng::Mapping;
 use shunt_tests::{
     agent::protocol::{ConnectRequest, LoadReport, LoadRequest, Protocol},
@@ -65,12 +65,19 @@ struct Soak {
     since: Stopwatch,
 }
 
-/// Runs the test. The seed decides the order of disturbances.
-pub(super) fn run(shunt: &Path, minutes: u64, seed: Option<u64>) -> Result<Vec<Check>> {
-    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
-    println!("        --seed {seed}");
+/// Runs the test. The seed decides the order of the disturbances whose name contains `only`.
+pub(super) fn run(shunt: &Path, minutes: u64, seed: Option<u64>, only: &str) -> Result<Vec<Check>> {
+    let mut order = Disturbances {
+        of_round: Disturbance::ALL
+            .into_iter()
+            .filter(|disturbance| disturbance.name().contains(only))
+            .collect(),
+        random: fastrand::Rng::with_seed(seed.unwrap_or_else(|| fastrand::u64(..))),
+    };
+    ensure!(!order.of_round.is_empty(), "--only {only:?}: no disturbance has this in its name");
+    println!("        --seed {}", order.random.get_seed());
     let (mut soak, before) = build(shunt)?;
-    let checks = soak.run(Duration::from_mins(minutes), &mut fastrand::Rng::with_seed(seed), &before);
+    let checks = soak.run(Duration::from_mins(minutes), &mut order, &before);
     if checks.as_ref().map_or(true, |checks| checks.iter().any(|check| !check.failures.is_empty())) {
         eprintln!("the end of the proxy's log:\n{}", soak.proxy.log_tail(40));
     }
@@ -98,11 +105,17 @@ fn build(shunt: &Path) -> Result<(Soak, KernelState)> {
     Ok((soak, before))
 }
 
+/// The disturbances of a round, and what decides their order.
+struct Disturbances {
+    of_round: Vec<Disturbance>,
+    random: fastrand::Rng,
+}
+
 impl Soak {
     fn run(
         &mut self,
         duration: Duration,
-        random: &mut fastrand::Rng,
+        order: &mut Disturbances,
         before: &KernelState,
     ) -> Result<Vec<Check>> {
         self.proxy.start(&mut self.world)?;
@@ -111,7 +124,7 @@ impl Soak {
         self.make(Disturbance::Switches)?;
         thread::sleep(SETTLE);
         let at_start = Footprint::read(&self.proxy, &self.world)?;
-        let made = self.disturb(Deadline::after(duration), random);
+        let made = self.disturb(Deadline::after(duration), order);
         thread::sleep(SETTLE);
         let mut checks = vec![self.check_footprint(&at_start)?];
         let reports: Result<Vec<_>> = self.clients.iter_mut().map(switches::stop_load).collect();
@@ -122,14 +135,13 @@ impl Soak {
         Ok(checks)
     }
 
-    /// Makes rounds of all disturbances in random order until the time is over. Returns how many
+    /// Makes rounds of the disturbances in random order until the time is over. Returns how many
     /// disturbances there were.
-    fn disturb(&mut self, end: Deadline, random: &mut fastrand::Rng) -> Result<usize> {
+    fn disturb(&mut self, end: Deadline, order: &mut Disturbances) -> Result<usize> {
         let mut made = 0;
         while made == 0 || !end.passed() {
-            let mut order = Disturbance::ALL;
-            random.shuffle(&mut order);
-            for disturbance in order {
+            order.random.shuffle(&mut order.of_round);
+            for disturbance in order.of_round.iter().copied() {
                 println!("        {:.1} s: {}", self.since.elapsed().as_secs_f32(), disturbance.name());
                 self.make(disturbance).with_context(|| disturbance.name())?;
                 made += 1;
