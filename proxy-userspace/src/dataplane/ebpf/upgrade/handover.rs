@@ -171,9 +171,13 @@ impl Flows {
         })
     }
 
+    /// Returns a flow that the programs translate.
     fn flow(&self, key: &FlowKey) -> Option<Flow> {
-        let flow = self.assured.get(key, 0).or_else(|_| self.unassured.get(key, 0));
-        flow.ok().filter(|flow| flow.state & flow_state::PASS == 0)
+        self.entry(key).filter(|flow| flow.state & flow_state::PASS == 0)
+    }
+
+    fn entry(&self, key: &FlowKey) -> Option<Flow> {
+        self.assured.get(key, 0).or_else(|_| self.unassured.get(key, 0)).ok()
     }
 
     /// Passes the packets of a flow that conntrack translates, unless the programs translate it. The
@@ -181,18 +185,16 @@ impl Flows {
     /// pass too, and nothing would translate it.
     fn leave(&mut self, udp: &Connection, service: u32) {
         let TrackedConnection { original, reply, .. } = udp.tracked;
-        if self.flow(&key(Direction::Original, Protocol::Udp, original)).is_some() {
+        let entry = self.entry(&key(Direction::Original, Protocol::Udp, original)).unwrap_or(Flow::NONE);
+        if !entry.is_none() && entry.state & flow_state::PASS == 0 {
             return;
         }
         let replied = if udp.is_assured() { flow_state::REPLIED } else { 0 };
         let state = flow_state::PASS | flow_state::ASSURED | replied;
         let destination = endpoint(reply.source);
         let flow = Flow { service, destination, state, ..untranslated_flow(Protocol::Udp, original, 0) };
-        let lifetime = flow.lifetime(Protocol::Udp);
-        let silence = udp.expires_after().map_or(Duration::ZERO, |left| lifetime.saturating_sub(left));
-        // The entry was read at some time since the list began.
-        let listing = clock::monotonic().unwrap_or(self.opened).saturating_sub(self.opened);
-        self.put_silent(Protocol::Udp, original, flow, silence + listing);
+        let used_ns = last_packet(self.opened, flow.lifetime(Protocol::Udp), udp.expires_after(), &entry);
+        self.put_entry(Protocol::Udp, original, Flow { used_ns, ..flow });
     }
 
     /// Passes the packets of a TCP connection that conntrack translates, unless the programs
@@ -205,16 +207,15 @@ impl Flows {
 
     /// Sets what the programs do at ingress with packets that have these addresses.
     fn put(&mut self, protocol: Protocol, pair: AddressPair, flow: Flow) {
-        self.put_silent(protocol, pair, flow, Duration::ZERO);
+        let used_ns = clock::nanos(clock::monotonic().unwrap_or(Duration::ZERO));
+        self.put_entry(protocol, pair, Flow { used_ns, ..flow });
     }
 
-    /// Does the same for a flow that had no packets during this time.
-    fn put_silent(&mut self, protocol: Protocol, pair: AddressPair, flow: Flow, silence: Duration) {
+    /// Does the same for a flow with the time of its last packet.
+    fn put_entry(&mut self, protocol: Protocol, pair: AddressPair, flow: Flow) {
         let key = key(Direction::Original, protocol, pair);
         // 0 would be no flow.
-        let used = clock::monotonic().unwrap_or(Duration::ZERO).saturating_sub(silence);
-        let used_ns = clock::nanos(used).max(1);
-        let flow = Flow { used_ns, ..flow };
+        let flow = Flow { used_ns: flow.used_ns.max(1), ..flow };
         let flows = if flow.is_assured() { &mut self.assured } else { &mut self.unassured };
         if let Err(error) = flows.insert(key, flow, 0) {
             tracing::debug!(%error, "cannot write a flow that is handed over: the connection may break");
@@ -222,6 +223,14 @@ impl Flows {
         let Endpoint { addr, port, .. } = key.destination;
         sized::insert(&self.prefilter, PrefilterItem::of_service(&addr, port));
     }
+}
+
+/// Returns the time of the last packet of a flow that conntrack translates, which an entry of the
+/// programs may have already. The list of conntrack began at `listed`, so its entry was read later.
+/// A packet may have passed after that: then conntrack keeps its entry longer than it said.
+fn last_packet(listed: Duration, lifetime: Duration, expires_after: Option<Duration>, entry: &Flow) -> u64 {
+    let silence = expires_after.map_or(Duration::ZERO, |left| lifetime.saturating_sub(left));
+    clock::nanos(listed.saturating_sub(silence)).max(entry.used_ns)
 }
 
 /// A closed connection that was silent for this long gets no packets any more. Its client port may
@@ -307,6 +316,15 @@ mod tests {
         let [silence, after] = [silent_seconds, after_seconds].map(Duration::from_secs);
         let flow = Flow { state, used_ns: clock::nanos(NOW.saturating_sub(silence)), ..Flow::NONE };
         stays_behind(&flow, Protocol::Tcp, NOW, after)
+    }
+
+    #[test]
+    fn packet_that_passed_after_conntrack_was_read_keeps_its_flow() {
+        const LIFETIME: Duration = Duration::from_secs(30);
+        let left = Some(Duration::from_secs(1));
+        assert_eq!(last_packet(NOW, LIFETIME, left, &Flow::NONE), clock::nanos(Duration::from_secs(971)));
+        let answered = Flow { used_ns: clock::nanos(NOW), ..Flow::NONE };
+        assert_eq!(last_packet(NOW, LIFETIME, left, &answered), clock::nanos(NOW));
     }
 
     #[test]
