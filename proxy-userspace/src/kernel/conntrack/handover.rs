@@ -88,8 +88,10 @@ pub trait Translator {
     /// Returns client and VIP of a connection. Returns `None` if it is not to be handed over.
     fn untranslated(&mut self, tracked: &TrackedConnection) -> Option<AddressPair>;
 
-    /// Starts to hold back the packets of the connection from conntrack.
-    fn hold(&mut self, connection: &Connection);
+    /// Starts to hold back the packets of the connection from conntrack. Returns false if the
+    /// connection is not to be handed over any more: since its entry was read, it may have ended,
+    /// and conntrack may have another one with the same addresses.
+    fn hold(&mut self, connection: &Connection) -> bool;
 
     /// Stops holding packets back. Conntrack translates the connection from now on.
     fn release(&mut self, connection: &Connection);
@@ -151,7 +153,7 @@ pub fn find_connections(
 /// The caller holds their packets back.
 pub fn replace_entries(family: IpFamily, connections: &[Connection]) -> Result<HandoverCounts, KernelError> {
     let mut replacement = Replacement::new(family)?;
-    connections.chunks(BATCH_SIZE).try_for_each(|batch| replacement.replace(batch))?;
+    connections.chunks(BATCH_SIZE).try_for_each(|batch| replacement.replace(batch.iter().collect()))?;
     Ok(replacement.counts)
 }
 
@@ -240,18 +242,16 @@ impl Replacement {
         connections: &[Connection],
         translator: &mut dyn Translator,
     ) -> Result<(), KernelError> {
-        for connection in connections {
-            translator.hold(connection);
-        }
-        let replaced = self.replace(connections);
-        for connection in connections {
+        let held: Vec<&Connection> =
+            connections.iter().filter(|connection| translator.hold(connection)).collect();
+        let replaced = self.replace(held.clone());
+        for connection in held {
             translator.release(connection);
         }
         replaced
     }
 
-    fn replace(&mut self, connections: &[Connection]) -> Result<(), KernelError> {
-        let mut remaining: Vec<&Connection> = connections.iter().collect();
+    fn replace(&mut self, mut remaining: Vec<&Connection>) -> Result<(), KernelError> {
         for attempt in 0..MAX_ATTEMPTS {
             if remaining.is_empty() {
                 break;

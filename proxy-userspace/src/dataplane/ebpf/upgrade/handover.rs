@@ -266,13 +266,20 @@ impl Translator for Flows {
         Some(AddressPair { source: address(flow.destination), destination: address(flow.source) })
     }
 
-    fn hold(&mut self, connection: &Connection) {
+    /// A flow that expired meanwhile may have been left to netfilter with its next datagram.
+    fn hold(&mut self, connection: &Connection) -> bool {
         let TrackedConnection { protocol, reply, .. } = connection.tracked;
+        let of_client = key(Direction::Original, protocol, connection.untranslated);
+        let is_left = self.entry(&of_client).is_some_and(|flow| flow.state & flow_state::PASS != 0);
+        if is_left || self.untranslated(&connection.tracked) != Some(connection.untranslated) {
+            return false;
+        }
         for pair in [connection.untranslated, reply] {
             let held = untranslated_flow(protocol, pair, flow_state::HELD);
             let flow = self.flow(&key(Direction::Original, protocol, pair)).unwrap_or(held);
             self.put(protocol, pair, Flow { state: flow.state | flow_state::HELD, ..flow });
         }
+        true
     }
 
     fn release(&mut self, connection: &Connection) {
