@@ -21,9 +21,10 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-/// Threads of sources and endpoints. Two of them, so that a long list does not delay a probe. The
-/// sync loop has the main thread to itself.
-const WORKERS: usize = 2;
+/// Threads of sources and endpoints. The sync loop has the main thread to itself. One is enough for
+/// the rest: files are read by other threads, and a page of a list takes milliseconds. A second one
+/// would be woken for each line of a list, which takes longer than decoding it.
+const WORKERS: usize = 1;
 
 fn main() -> ExitCode {
     process_memory::limit_free_memory();

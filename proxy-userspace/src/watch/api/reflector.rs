@@ -336,7 +336,7 @@ impl<K: Kind> Reflector<K> {
     /// Decodes an object. Returns its version and its change: a deletion if its labels exclude it,
     /// and none if it cannot be decoded.
     fn decode(&mut self, object: &RawValue) -> (Option<String>, Option<Delta<K>>) {
-        let decoded = match decode::decode::<K, _>(&mut deserializer(object)) {
+        let decoded = match decode::decode_json::<K>(object.get()) {
             Ok(decoded) => decoded,
             Err(problem) => {
                 let metadata = decode::decode_metadata(&mut deserializer(object)).unwrap_or_default();

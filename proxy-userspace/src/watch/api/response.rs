@@ -66,7 +66,7 @@ impl Response {
                 // An incomplete line is dropped: the next watch sends it again.
                 return Ok(Line::End);
             }
-            let end = buffer.iter().position(|byte| *byte == b'\n');
+            let end = memchr::memchr(b'\n', buffer);
             let length = end.map_or(buffer.len(), |end| end + 1);
             self.line.extend_from_slice(buffer.get(..length).unwrap_or_default());
             self.body.as_mut().consume(length);

@@ -144,7 +144,7 @@ kind!(ServiceCidr: "ServiceCIDR", "networking.k8s.io", "servicecidrs", namespace
 pub(super) struct Decoded<K> {
     /// The object without its invalid values; none if it has no valid name.
     pub(super) object: Option<K>,
-    /// Namespace and name as they are written, for the log.
+    /// If there is no object: namespace and name as they are written, for the log.
     pub(super) written_name: Option<String>,
     /// True if kube-proxy's label selectors select the object.
     pub(super) selected: bool,
@@ -163,15 +163,32 @@ where
     K: Kind,
     D: serde::Deserializer<'de>,
 {
-    let raw: K::Raw = deserialize(deserializer)?;
+    deserialize(deserializer).map(from_raw)
+}
+
+/// Decodes one object of JSON.
+///
+/// Noting the path of each field takes longer than all the rest. So it is only done if there is an
+/// error, with a second pass.
+///
+/// # Errors
+/// The same as of [`decode`].
+pub(super) fn decode_json<K: Kind>(json: &str) -> Result<Decoded<K>, Problem> {
+    match serde_json::from_str(json) {
+        Ok(raw) => Ok(from_raw(raw)),
+        Err(_) => decode(&mut serde_json::Deserializer::from_str(json)),
+    }
+}
+
+fn from_raw<K: Kind>(raw: K::Raw) -> Decoded<K> {
     let metadata = K::metadata(&raw);
     let selected = metadata.is_none_or(RawMetadata::selected);
     let resource_version = metadata.and_then(|metadata| metadata.resource_version.clone());
     let mut problems = Problems::default();
-    let written_name = metadata.and_then(RawMetadata::written_name);
     let name = K::checked_name(metadata.unwrap_or(&RawMetadata::default()), &mut problems);
+    let written_name = metadata.filter(|_| name.is_none()).and_then(RawMetadata::written_name);
     let object = name.map(|name| K::from_raw(name, raw, &mut problems));
-    Ok(Decoded { object, written_name, selected, resource_version, problems: problems.0 })
+    Decoded { object, written_name, selected, resource_version, problems: problems.0 }
 }
 
 /// Decodes only the metadata of an object. Its other fields may be invalid.
