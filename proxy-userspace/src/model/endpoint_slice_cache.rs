@@ -7,6 +7,8 @@ use std::{
     net::SocketAddr,
 };
 
+use smallvec::SmallVec;
+
 use super::{
     AddressType, Delta, EndpointSlice, Hints, IpFamily, Name, NamespacedName, ServicePortKey, SliceEndpoint,
     SlicePort, UnixNanos, intern::Interner,
@@ -16,8 +18,8 @@ use super::{
 #[derive(Debug, Default)]
 pub(super) struct EndpointSliceCache {
     slices: HashMap<NamespacedName, CachedSlice>,
-    /// The names of each Service's slices, sorted. They are in its namespace.
-    by_service: HashMap<NamespacedName, Vec<Name>>,
+    /// The names of each Service's slices, sorted. They are in its namespace. Most Services have one.
+    by_service: HashMap<NamespacedName, SmallVec<[Name; 1]>>,
     hints: Interner<Hints>,
     /// The number of endpoints in all slices.
     pub(super) endpoint_count: usize,
@@ -174,7 +176,7 @@ impl EndpointSliceCache {
     }
 
     fn link(&mut self, service: &NamespacedName, slice: &Name) {
-        let names = self.by_service.entry(service.clone()).or_insert_with(|| Vec::with_capacity(1));
+        let names = self.by_service.entry(service.clone()).or_default();
         if let Err(index) = names.binary_search(slice) {
             names.insert(index, slice.clone());
         }
@@ -182,7 +184,7 @@ impl EndpointSliceCache {
 
     fn unlink(&mut self, service: &NamespacedName, slice: &Name) {
         let Some(names) = self.by_service.get_mut(service) else { return };
-        names.retain(|name| name != slice);
+        names.retain(|name| *name != *slice);
         if names.is_empty() {
             self.by_service.remove(service);
         }

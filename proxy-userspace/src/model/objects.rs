@@ -234,9 +234,9 @@ pub struct EndpointSlice {
 }
 
 impl EndpointSlice {
-    /// Replaces names by shared copies.
+    /// Replaces names that other objects contain too by shared copies.
     pub(crate) fn share_strings(&mut self, strings: &mut Interner<str>) {
-        self.name.share_strings(strings);
+        self.name.namespace.share(strings);
         let ports = self.ports.iter_mut().map(|port| &mut port.name);
         self.service.iter_mut().chain(ports).for_each(|name| name.share(strings));
         let nodes = self.endpoints.iter_mut().filter_map(|endpoint| endpoint.node_name.as_mut());

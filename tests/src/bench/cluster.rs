@@ -34,6 +34,7 @@ const LARGE_PODS: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 0);
 /// left in the server's `TIME_WAIT`.
 const PATHS: u16 = 5;
 const SPARE: u16 = PATHS;
+const WORKLOADS: u16 = Workload::ALL.len() as u16;
 const FIRST_ENDPOINT_PORT: u16 = 9_000;
 const FIRST_PORT: u16 = 1_000;
 const FIRST_NODE_PORT: u16 = 30_000;
@@ -51,7 +52,7 @@ pub(super) struct MeasuredPort {
 impl MeasuredPort {
     /// Returns the port of the `path`th path.
     pub(super) fn new(path: u16, workload: Workload) -> Self {
-        Self { number: path * 3 + workload as u16, workload }
+        Self { number: path * WORKLOADS + workload as u16, workload }
     }
 
     /// Returns a port that belongs to no path.
@@ -85,11 +86,6 @@ impl MeasuredPort {
     fn name(self) -> String {
         format!("p{}", self.number)
     }
-
-    /// Returns the protocol as Kubernetes names it.
-    pub(super) fn protocol(self) -> &'static str {
-        if self.workload == Workload::UdpRequestResponse { "UDP" } else { "TCP" }
-    }
 }
 
 /// Returns the ports on which the server's pod must answer.
@@ -101,7 +97,11 @@ pub(super) fn server_ports() -> Vec<(Workload, u16)> {
 
 /// Writes a cluster with this number of Services into manifests, the measured Service included.
 pub(super) fn write(manifests: &Manifests, services: usize) -> Result<()> {
-    let objects: Vec<Value> = objects(services).collect();
+    place(manifests, &objects(services).collect::<Vec<_>>())
+}
+
+/// Writes objects into manifests.
+pub(super) fn place(manifests: &Manifests, objects: &[Value]) -> Result<()> {
     for (number, some) in objects.chunks(OBJECTS_PER_FILE).enumerate() {
         let documents: Vec<String> =
             some.iter().map(serde_yaml_ng::to_string).collect::<Result<_, _>>().context("write YAML")?;
@@ -132,14 +132,9 @@ fn large_service() -> impl Iterator<Item = Value> {
 
 /// Returns the measured Service, its EndpointSlices, and the Node.
 fn measured() -> Vec<Value> {
-    let node = json!({
-        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"},
-        "spec": {"podCIDRs": ["10.244.1.0/24"]},
-        "status": {"addresses": [{"type": "InternalIP", "address": "192.168.57.11"}]},
-    });
     let ports: Vec<Value> = MeasuredPort::all()
         .map(|port| {
-            json!({"name": port.name(), "protocol": port.protocol(), "port": port.port(), "nodePort": port.node_port()})
+            json!({"name": port.name(), "protocol": port.workload.protocol(), "port": port.port(), "nodePort": port.node_port()})
         })
         .collect();
     let service = json!({
@@ -150,7 +145,7 @@ fn measured() -> Vec<Value> {
     let slices = (0..ENDPOINTS).map(|slice| {
         let ports: Vec<Value> = MeasuredPort::all()
             .map(|port| {
-                json!({"name": port.name(), "protocol": port.protocol(), "port": port.endpoint_port(slice)})
+                json!({"name": port.name(), "protocol": port.workload.protocol(), "port": port.endpoint_port(slice)})
             })
             .collect();
         let endpoints = json!([endpoint(SERVER, "node1")]);
@@ -162,7 +157,16 @@ fn measured() -> Vec<Value> {
             &ports.into(),
         )
     });
-    [node, service].into_iter().chain(slices).collect()
+    [node(), service].into_iter().chain(slices).collect()
+}
+
+/// Returns the Node that the proxy runs on.
+pub(super) fn node() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"},
+        "spec": {"podCIDRs": ["10.244.1.0/24"]},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.168.57.11"}]},
+    })
 }
 
 fn service(number: usize) -> Value {
@@ -192,7 +196,13 @@ fn slice(number: usize) -> Value {
     endpoint_slice(&namespace(number), &service, &format!("{service}-x7k2p"), &endpoints.into(), &ports)
 }
 
-fn endpoint_slice(namespace: &str, service: &str, name: &str, endpoints: &Value, ports: &Value) -> Value {
+pub(super) fn endpoint_slice(
+    namespace: &str,
+    service: &str,
+    name: &str,
+    endpoints: &Value,
+    ports: &Value,
+) -> Value {
     json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {"name": name, "namespace": namespace, "labels": {"kubernetes.io/service-name": service}},
@@ -200,7 +210,7 @@ fn endpoint_slice(namespace: &str, service: &str, name: &str, endpoints: &Value,
     })
 }
 
-fn endpoint(address: Ipv4Addr, node: &str) -> Value {
+pub(super) fn endpoint(address: Ipv4Addr, node: &str) -> Value {
     json!({
         "addresses": [address], "nodeName": node, "zone": "zone-a",
         "conditions": {"ready": true, "serving": true, "terminating": false},

@@ -53,6 +53,9 @@ pub(super) fn measure(
 const TRACKING: &str = "table inet firewall { chain forward { type filter hook forward priority filter; ct state invalid drop; }; \
      chain postrouting { type nat hook postrouting priority srcnat; }; }";
 
+/// Operations a second for each workload.
+type Rates = [f64; Workload::ALL.len()];
+
 fn compare(
     world: &mut World,
     proxy: &mut Proxy,
@@ -72,7 +75,7 @@ fn compare(
     Ok(Workload::ALL
         .into_iter()
         .map(|workload| {
-            let of = |rates: &[f64; 3]| rates[workload as usize];
+            let of = |rates: &Rates| rates[workload as usize];
             let pairs = with.iter().zip(without.windows(2));
             let pairs = pairs.map(|(with, around)| (of(with), around.iter().map(of).sum::<f64>() / 2.0));
             ForeignResult { workload, services, tracked, ratio: Ratio::of(pairs) }
@@ -80,9 +83,9 @@ fn compare(
         .collect())
 }
 
-/// Returns operations a second for each workload: the medians of a few rounds.
-fn rates(world: &mut World, effort: Effort) -> Result<[f64; 3]> {
-    let mut rates = [0.0; 3];
+/// Returns the medians of a few rounds.
+fn rates(world: &mut World, effort: Effort) -> Result<Rates> {
+    let mut rates = Rates::default();
     for (workload, rate) in Workload::ALL.into_iter().zip(&mut rates) {
         let targets = vec![paths::direct(Path::ClientToNodePort, workload)];
         let rounds = effort.pairs.div_ceil(6);

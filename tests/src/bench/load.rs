@@ -25,6 +25,10 @@ use crate::deadline::Stopwatch;
 /// The timeout of the first operation on a target.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 const HIGHEST_PRIORITY: i32 = -20;
+/// The bytes that a client of [`Workload::Bulk`] sends in one operation.
+static BULK: [u8; 4 << 20] = [0; 4 << 20];
+/// The bytes that its server reads at once.
+const BULK_READ: usize = 1 << 18;
 
 /// Pins the calling thread, and all threads that it starts later, to the last CPU that it may run
 /// on, with the highest priority.
@@ -56,6 +60,7 @@ pub(super) fn serve(ports: &[(Workload, u16)]) -> Result<()> {
         match workload {
             Workload::ConnectRequestClose => listen(address, |stream| answer_once(&stream))?,
             Workload::RequestResponse => listen(address, |stream| answer_all(&stream))?,
+            Workload::Bulk => listen(address, |stream| take_all(&stream))?,
             Workload::UdpRequestResponse => {
                 let socket = UdpSocket::bind(address).with_context(|| format!("bind UDP {address}"))?;
                 thread::spawn(move || {
@@ -94,6 +99,16 @@ fn answer_all(stream: &TcpStream) -> io::Result<()> {
     }
 }
 
+fn take_all(mut stream: &TcpStream) -> io::Result<()> {
+    let mut bytes = vec![0; BULK_READ];
+    loop {
+        for _ in 0..BULK.len() / BULK_READ {
+            stream.read_exact(&mut bytes)?;
+        }
+        stream.write_all(&[0])?;
+    }
+}
+
 fn answer_datagram(socket: &UdpSocket) -> io::Result<usize> {
     let mut byte = [0];
     let (_, client) = socket.recv_from(&mut byte)?;
@@ -126,10 +141,10 @@ pub(super) fn compare(compare: &Comparison) -> Result<BenchResponse> {
 fn run_once(workload: Workload, address: SocketAddr) -> io::Result<()> {
     match workload {
         Workload::UdpRequestResponse => exchange_udp(&udp_socket()?, address),
-        Workload::ConnectRequestClose | Workload::RequestResponse => {
+        Workload::ConnectRequestClose | Workload::RequestResponse | Workload::Bulk => {
             let stream = TcpStream::connect_timeout(&address, ANSWER_TIMEOUT)?;
             stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-            exchange_tcp(&stream)
+            exchange_tcp(&stream, question(workload))
         }
     }
 }
@@ -146,10 +161,10 @@ fn run_turn(workload: Workload, addresses: &[SocketAddr], round: usize, turn: Du
                 fastrand::choice(addresses).map_or(Ok(()), |address| connect_request_close(*address))
             })
         }
-        Workload::RequestResponse => {
+        Workload::RequestResponse | Workload::Bulk => {
             let stream = TcpStream::connect(address)?;
             stream.set_nodelay(true)?;
-            count(turn, || exchange_tcp(&stream))
+            count(turn, || exchange_tcp(&stream, question(workload)))
         }
         Workload::UdpRequestResponse => {
             let socket = udp_socket()?;
@@ -176,7 +191,7 @@ fn count(turn: Duration, mut operation: impl FnMut() -> io::Result<()>) -> io::R
 
 fn connect_request_close(address: SocketAddr) -> io::Result<()> {
     let stream = TcpStream::connect(address)?;
-    exchange_tcp(&stream)?;
+    exchange_tcp(&stream, question(Workload::ConnectRequestClose))?;
     // The server closes first, so that no port of the client is in `TIME_WAIT`.
     match (&stream).read(&mut [0])? {
         0 => Ok(()),
@@ -184,8 +199,13 @@ fn connect_request_close(address: SocketAddr) -> io::Result<()> {
     }
 }
 
-fn exchange_tcp(mut stream: &TcpStream) -> io::Result<()> {
-    stream.write_all(b"q")?;
+/// Returns what the client of a TCP workload sends before it gets one byte.
+fn question(workload: Workload) -> &'static [u8] {
+    if workload == Workload::Bulk { &BULK } else { b"q" }
+}
+
+fn exchange_tcp(mut stream: &TcpStream, question: &[u8]) -> io::Result<()> {
+    stream.write_all(question)?;
     stream.read_exact(&mut [0])
 }
 

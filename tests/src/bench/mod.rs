@@ -12,6 +12,7 @@ mod foreign;
 mod kernel_maps;
 mod load;
 mod memory;
+mod outside;
 mod paths;
 pub mod protocol;
 mod ratio;
@@ -61,6 +62,8 @@ pub struct Bench {
 pub enum Part {
     /// Connections and conversations through Services, compared with direct ones.
     Data,
+    /// Traffic from outside, compared with clean connections of the same length.
+    Outside,
     /// Foreign (routed) traffic with the proxy, compared with the traffic without it.
     Foreign,
     /// Changes and the first sync.
@@ -110,14 +113,31 @@ impl Effort {
         Self { pairs: 10, round_ms: 30, turns: 2, changes: 100, flood: 200_000, rollout: 500, restarts: 2 };
 }
 
+/// How a part is measured.
+enum Measurement {
+    /// With Services of its own.
+    Once(fn(&Bench, &mut Report) -> Result<()>),
+    /// For each number of Services.
+    OfServices(fn(&Bench, usize, &mut Report) -> Result<()>),
+}
+
 impl Part {
     /// All parts.
-    pub const ALL: [Self; 7] =
-        [Self::Data, Self::Foreign, Self::Changes, Self::Memory, Self::Restart, Self::Floods, Self::Rollout];
+    pub const ALL: [Self; 8] = [
+        Self::Data,
+        Self::Outside,
+        Self::Foreign,
+        Self::Changes,
+        Self::Memory,
+        Self::Restart,
+        Self::Floods,
+        Self::Rollout,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Data => "data path",
+            Self::Outside => "traffic from outside",
             Self::Foreign => "foreign traffic",
             Self::Changes => "change path",
             Self::Memory => "memory",
@@ -126,33 +146,38 @@ impl Part {
             Self::Rollout => "rollout",
         }
     }
+
+    fn measurement(self) -> Measurement {
+        match self {
+            Self::Data => Measurement::OfServices(Bench::data_path),
+            Self::Outside => Measurement::Once(Bench::outside),
+            Self::Foreign => Measurement::OfServices(Bench::foreign),
+            Self::Changes => Measurement::OfServices(Bench::change_path),
+            Self::Memory => Measurement::OfServices(Bench::memory),
+            Self::Restart => Measurement::OfServices(Bench::restart),
+            Self::Floods => Measurement::Once(Bench::floods),
+            Self::Rollout => Measurement::Once(Bench::rollout),
+        }
+    }
 }
 
 impl Bench {
     /// Measures everything. `progress` receives a line before each step.
     pub fn run(&self, progress: &mut dyn FnMut(&str)) -> Result<Report> {
         let mut report = Report::new(&self.mode);
-        if self.parts.contains(&Part::Floods) {
-            progress(Part::Floods.name());
-            self.floods(&mut report).context("floods")?;
-        }
-        if self.parts.contains(&Part::Rollout) {
-            progress(Part::Rollout.name());
-            self.rollout(&mut report).context("rollout")?;
-        }
-        let depends_on_services = |part: &&Part| !matches!(part, Part::Floods | Part::Rollout);
-        for &services in &self.services {
-            for part in self.parts.iter().filter(depends_on_services) {
-                progress(&format!("{services} Services: {}", part.name()));
-                match part {
-                    Part::Data => self.data_path(services, &mut report),
-                    Part::Foreign => self.foreign(services, &mut report),
-                    Part::Changes => self.change_path(services, &mut report),
-                    Part::Memory => self.memory(services, &mut report),
-                    Part::Restart => self.restart(services, &mut report),
-                    Part::Floods | Part::Rollout => Ok(()),
+        for part in &self.parts {
+            match part.measurement() {
+                Measurement::Once(measure) => {
+                    progress(part.name());
+                    measure(self, &mut report).context(part.name())?;
                 }
-                .with_context(|| format!("{services} Services: {}", part.name()))?;
+                Measurement::OfServices(measure) => {
+                    for &services in &self.services {
+                        let what = format!("{services} Services: {}", part.name());
+                        progress(&what);
+                        measure(self, services, &mut report).context(what)?;
+                    }
+                }
             }
         }
         report.check_targets();
@@ -185,6 +210,12 @@ impl Bench {
         let request =
             protocol::ChangeRequest { arguments: proxy.arguments().to_vec(), changes: self.effort.changes };
         report.changes.extend(changes::measure_in_agent(world.agent(Host::Node1)?, services, request)?);
+        Ok(())
+    }
+
+    fn outside(&self, report: &mut Report) -> Result<()> {
+        let (mut world, mut proxy) = self.build(&outside::HOSTS, outside::place)?;
+        report.outside = outside::measure(&mut world, &mut proxy, &self.workloads, self.effort)?;
         Ok(())
     }
 

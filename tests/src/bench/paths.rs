@@ -17,7 +17,7 @@ use super::{
 };
 use crate::world::{Host, World};
 
-const NODE: Ipv4Addr = Ipv4Addr::new(192, 168, 57, 11);
+pub(super) const NODE: Ipv4Addr = Ipv4Addr::new(192, 168, 57, 11);
 /// The time for the attempts before the first round, and for everything outside of rounds.
 const OVERHEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -128,7 +128,7 @@ fn kernel_nat() -> String {
             &mut endpoints(port).iter().enumerate().map(|(slot, to)| format!("{slot} : {}", to.port())),
         );
         let count = endpoints(port).len();
-        let protocol = port.protocol().to_lowercase();
+        let protocol = port.workload.protocol().to_lowercase();
         let from = kernel_nat_port(port);
         format!(
             "ip daddr {NODE} {protocol} dport {from} dnat to {SERVER} : numgen random mod {count} map {{ {chosen} }}; "
@@ -147,14 +147,18 @@ fn kernel_nat() -> String {
 pub(super) fn serve(world: &mut World) -> Result<()> {
     world.route(Host::Client, IpAddr::from(SERVER).into(), NODE.into())?;
     world.run(Host::Node1, &format!("nft '{}'", kernel_nat()))?;
-    // The node masquerades with random ports. Of thousands a second, some collide with a connection
-    // in the server's `TIME_WAIT`, and the client retries after a second. That cost has nothing to
-    // do with CPU.
-    world.run(Host::A2, "sysctl -qw net.ipv4.tcp_max_tw_buckets=0")?;
+    keep_no_time_wait(world, Host::A2)?;
     match world.agent(Host::A2)?.bench(BenchRequest::Serve(cluster::server_ports()), OVERHEAD_TIMEOUT)? {
         BenchResponse::Done => Ok(()),
         other => bail!("expected the servers to run, but the agent answered {other:?}"),
     }
+}
+
+/// Has a server keep no connections in `TIME_WAIT`. The node masquerades with random ports. Of
+/// thousands a second, some would collide with such a connection, and the client would retry after
+/// a second. That cost has nothing to do with CPU.
+pub(super) fn keep_no_time_wait(world: &World, pod: Host) -> Result<()> {
+    world.run(pod, "sysctl -qw net.ipv4.tcp_max_tw_buckets=0").map(drop)
 }
 
 /// Returns the destinations of direct connections: the endpoints of the Service, each equally
@@ -206,6 +210,6 @@ pub(super) fn load(
 }
 
 /// Pairs the rates of a target and of the direct connection in each round.
-fn pairs(rates: &[Vec<f64>], target: usize) -> impl Iterator<Item = (f64, f64)> {
+pub(super) fn pairs(rates: &[Vec<f64>], target: usize) -> impl Iterator<Item = (f64, f64)> {
     rates.iter().filter_map(move |round| Some((*round.get(target)?, *round.first()?)))
 }

@@ -26,6 +26,8 @@ pub enum Workload {
     /// UDP: send one byte and receive one byte with sendto and recvfrom, on a long-lived
     /// unconnected socket.
     UdpRequestResponse,
+    /// TCP: send 4 MiB and receive one byte, on a long-lived connection.
+    Bulk,
 }
 
 /// Targets to compare. In each round every target has its turn, in an order that rotates from round
@@ -139,7 +141,8 @@ impl ChangeKind {
 
 impl Workload {
     /// All workloads, in the order of the report.
-    pub const ALL: [Self; 3] = [Self::ConnectRequestClose, Self::RequestResponse, Self::UdpRequestResponse];
+    pub const ALL: [Self; 4] =
+        [Self::ConnectRequestClose, Self::RequestResponse, Self::UdpRequestResponse, Self::Bulk];
 
     /// Returns the name for the report.
     pub fn name(self) -> &'static str {
@@ -147,6 +150,12 @@ impl Workload {
             Self::ConnectRequestClose => "connect-request-close",
             Self::RequestResponse => "request-response",
             Self::UdpRequestResponse => "UDP request-response",
+            Self::Bulk => "bulk",
         }
+    }
+
+    /// Returns the protocol as Kubernetes names it.
+    pub(super) fn protocol(self) -> &'static str {
+        if self == Self::UdpRequestResponse { "UDP" } else { "TCP" }
     }
 }

@@ -9,6 +9,7 @@ use super::{
     floods::FloodResult,
     foreign::ForeignResult,
     memory::Memory,
+    outside::OutsideResult,
     paths::PathResult,
     ratio::Ratio,
     restart::Restart,
@@ -25,6 +26,7 @@ pub struct Report {
     pub(super) mode: String,
     kernel: String,
     pub(super) paths: Vec<PathResult>,
+    pub(super) outside: Vec<OutsideResult>,
     pub(super) foreign: Vec<ForeignResult>,
     pub(super) changes: Vec<ChangeResult>,
     pub(super) memory: Vec<Memory>,
@@ -41,6 +43,7 @@ impl Report {
             mode: mode.to_owned(),
             kernel: kernel.trim().to_owned(),
             paths: Vec::new(),
+            outside: Vec::new(),
             foreign: Vec::new(),
             changes: Vec::new(),
             memory: Vec::new(),
@@ -79,6 +82,22 @@ impl Report {
             let node = if result.tracked { "with conntrack" } else { "without conntrack" };
             let (workload, services) = (result.workload.name(), result.services);
             writeln!(f, "  {workload:<24}node {node:<17}{services:>6} Services  {figure}")?;
+        }
+        Ok(())
+    }
+
+    fn write_outside(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.outside.is_empty() {
+            return Ok(());
+        }
+        writeln!(
+            f,
+            "\nTraffic from outside, operations a second relative to a clean connection of the same length"
+        )?;
+        for OutsideResult { way, length, workload, ratio } in &self.outside {
+            let figure = ratio.as_ref().map_or_else(|| "-".to_owned(), Ratio::to_string);
+            let (way, length, workload) = (way.name(), length.name(), workload.name());
+            writeln!(f, "  {way:<22}{length:<26}{workload:<24}{figure}")?;
         }
         Ok(())
     }
@@ -171,6 +190,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Mode {}, kernel {}", self.mode, self.kernel)?;
         self.write_paths(f)?;
+        self.write_outside(f)?;
         self.write_changes(f)?;
         self.write_memory(f)?;
         self.write_restarts(f)?;

@@ -26,6 +26,8 @@ pub enum Host {
     B2,
     /// A host outside the cluster. node1's default route points to it.
     Client,
+    /// A router beside the nodes, without pods. Only the benchmark has it.
+    Router,
 }
 
 /// The cgroup v2 subtree of a host's processes.
@@ -47,7 +49,7 @@ pub struct Route {
 }
 
 impl Host {
-    /// All hosts, nodes before their pods.
+    /// All hosts that cases use, nodes before their pods.
     pub const ALL: [Self; 8] =
         [Self::Node1, Self::A1, Self::A2, Self::A3, Self::Node2, Self::B1, Self::B2, Self::Client];
 
@@ -62,12 +64,13 @@ impl Host {
             Self::B1 => "b1",
             Self::B2 => "b2",
             Self::Client => "client",
+            Self::Router => "router",
         }
     }
 
     /// Returns the host with this name.
     pub fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|host| host.name() == name)
+        Self::ALL.into_iter().chain([Self::Router]).find(|host| host.name() == name)
     }
 
     /// Returns the node of a pod. None for hosts that are not pods.
@@ -75,7 +78,7 @@ impl Host {
         match self {
             Self::A1 | Self::A2 | Self::A3 => Some(Self::Node1),
             Self::B1 | Self::B2 => Some(Self::Node2),
-            Self::Node1 | Self::Node2 | Self::Client => None,
+            Self::Node1 | Self::Node2 | Self::Client | Self::Router => None,
         }
     }
 
@@ -90,6 +93,7 @@ impl Host {
             Self::Node1 => &["192.168.57.11/24", "192.168.57.111/24", "fd57::11/64", "fd57::111/64"],
             Self::Node2 => &["192.168.57.12/24", "fd57::12/64"],
             Self::Client => &["192.168.57.50/24", "fd57::50/64"],
+            Self::Router => &["192.168.57.13/24", "fd57::13/64"],
             Self::A1 => &["10.244.1.11/32", "fd44:1::11/128"],
             Self::A2 => &["10.244.1.12/32", "fd44:1::12/128"],
             Self::A3 => &["10.244.1.13/32", "fd44:1::13/128"],
@@ -128,6 +132,7 @@ impl Host {
                 routes
             }
             Self::Client => service_routes(),
+            Self::Router => routes(&["10.244.2.0/24", "fd44:2::/64"], Self::Node2),
             pod => pod.node().map(|node| default_routes(&node.gateways())).unwrap_or_default(),
         }
     }
@@ -136,7 +141,7 @@ impl Host {
     pub fn cgroup(self) -> CgroupSubtree {
         match self {
             Self::Node1 | Self::A1 | Self::A2 | Self::A3 => CgroupSubtree::Node1,
-            Self::Node2 | Self::B1 | Self::B2 | Self::Client => CgroupSubtree::Others,
+            Self::Node2 | Self::B1 | Self::B2 | Self::Client | Self::Router => CgroupSubtree::Others,
         }
     }
 }
@@ -202,10 +207,14 @@ fn net(text: &str) -> IpNet {
 mod tests {
     use super::*;
 
+    fn every_host() -> impl Iterator<Item = Host> {
+        Host::ALL.into_iter().chain([Host::Router])
+    }
+
     #[test]
     fn every_host_has_unique_addresses_of_both_families() {
         let mut seen = std::collections::BTreeSet::new();
-        for host in Host::ALL {
+        for host in every_host() {
             let own = host.addresses();
             assert!(
                 own.iter().any(|a| a.addr().is_ipv4()) && own.iter().any(|a| a.addr().is_ipv6()),
@@ -219,9 +228,9 @@ mod tests {
 
     #[test]
     fn every_gateway_is_an_address_of_another_host() {
-        for host in Host::ALL {
+        for host in every_host() {
             for route in host.routes() {
-                let owner = Host::ALL.into_iter().find(|other| other.owns(route.via));
+                let owner = every_host().find(|other| other.owns(route.via));
                 assert!(owner.is_some_and(|owner| owner != host), "{host}: {route:?} leads to {owner:?}");
             }
         }
