@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     mem,
     net::SocketAddr,
+    sync::Arc,
 };
 
 use smallvec::SmallVec;
@@ -21,6 +22,8 @@ pub(super) struct EndpointSliceCache {
     /// The names of each Service's slices, sorted. They are in its namespace. Most Services have one.
     by_service: HashMap<NamespacedName, SmallVec<[Name; 1]>>,
     hints: Interner<Hints>,
+    /// Most slices of a cluster have one of few sets of ports.
+    ports: Interner<[SlicePort]>,
     /// The number of endpoints in all slices.
     pub(super) endpoint_count: usize,
     /// The first complete list came. Changes before it are not part of the programming latency.
@@ -38,7 +41,7 @@ struct CachedSlice {
     /// The endpoints with an address of the family.
     endpoints: Box<[SliceEndpoint]>,
     /// The ports with a number.
-    ports: Box<[SlicePort]>,
+    ports: Arc<[SlicePort]>,
 }
 
 /// An endpoint of one service port: upstream's `BaseEndpointInfo`.
@@ -129,7 +132,8 @@ impl EndpointSliceCache {
         let mut name = slice.name.clone();
         name.namespace.share(strings);
         let trigger_time = slice.last_change_trigger_time;
-        let slice = CachedSlice::new(slice, strings, &mut self.hints);
+        let mut slice = CachedSlice::new(slice, strings, &mut self.hints);
+        slice.iter_mut().for_each(|slice| self.ports.share(&mut slice.ports));
         self.set(name, slice, trigger_time);
     }
 
@@ -208,9 +212,11 @@ impl CachedSlice {
             (IpFamily::of(address) == family).then_some(endpoint)
         };
         let endpoints = slice.endpoints.into_iter().filter_map(reduce_endpoint).collect();
-        let mut ports: Box<[SlicePort]> =
-            slice.ports.into_iter().filter(|port| port.port.is_some()).collect();
-        ports.iter_mut().for_each(|port| port.name.share(strings));
+        let share_name = |mut port: SlicePort| {
+            port.name.share(strings);
+            port
+        };
+        let ports = slice.ports.into_iter().filter(|port| port.port.is_some()).map(share_name).collect();
         service.share(strings);
         Some(Self { service, family, endpoints, ports })
     }

@@ -205,7 +205,7 @@ pub struct Hints {
 }
 
 /// An entry of an EndpointSlice's `ports`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SlicePort {
     /// The Service port's name; the default is empty.
     pub name: Name,
