@@ -133,7 +133,9 @@ impl EndpointSliceCache {
         name.namespace.share(strings);
         let trigger_time = slice.last_change_trigger_time;
         let mut slice = CachedSlice::new(slice, strings, &mut self.hints);
-        slice.iter_mut().for_each(|slice| self.ports.share(&mut slice.ports));
+        if let Some(slice) = &mut slice {
+            self.ports.share(&mut slice.ports);
+        }
         self.set(name, slice, trigger_time);
     }
 

@@ -277,7 +277,10 @@ impl Translator for Flows {
         for pair in [connection.untranslated, reply] {
             let held = untranslated_flow(protocol, pair, flow_state::HELD);
             let flow = self.flow(&key(Direction::Original, protocol, pair)).unwrap_or(held);
-            self.put(protocol, pair, Flow { state: flow.state | flow_state::HELD, ..flow });
+            // A held entry is in `flows` even if the flow was not assured: a program that assures it
+            // at this moment then finds the entry and leaves it.
+            let state = flow.state | flow_state::HELD | flow_state::ASSURED;
+            self.put(protocol, pair, Flow { state, ..flow });
         }
         true
     }
