@@ -34,7 +34,8 @@ const LARGE_PODS: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 0);
 /// left in the server's `TIME_WAIT`.
 const PATHS: u16 = 5;
 const SPARE: u16 = PATHS;
-const WORKLOADS: u16 = Workload::ALL.len() as u16;
+/// The distance between the ports of two paths.
+const PORTS_OF_PATH: u16 = 4;
 const FIRST_ENDPOINT_PORT: u16 = 9_000;
 const FIRST_PORT: u16 = 1_000;
 const FIRST_NODE_PORT: u16 = 30_000;
@@ -52,7 +53,7 @@ pub(super) struct MeasuredPort {
 impl MeasuredPort {
     /// Returns the port of the `path`th path.
     pub(super) fn new(path: u16, workload: Workload) -> Self {
-        Self { number: path * WORKLOADS + workload as u16, workload }
+        Self { number: path * PORTS_OF_PATH + workload as u16, workload }
     }
 
     /// Returns a port that belongs to no path.

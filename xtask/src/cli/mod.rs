@@ -165,7 +165,7 @@ struct Bench {
     #[arg(long, value_name = "PATH", value_delimiter = ',')]
     path: Vec<String>,
     /// Measure the data path only with these workloads: connect-request-close, request-response,
-    /// udp-request-response.
+    /// udp-request-response, bulk. Also for traffic from outside.
     #[arg(long, value_name = "WORKLOAD", value_delimiter = ',')]
     workload: Vec<String>,
     /// Measure briefly, to see that everything works.

@@ -50,6 +50,9 @@ const REMOVE_EMPTY_TABLES: &str = "for family in ip ip6; do \
 /// programs leave a connection to conntrack.
 const FORGET_SOONER: &str = "for name in time_wait syn_sent; do \
     echo 60 > /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_$name; done";
+/// The pause between two connections of a stream. Conntrack's table has room for 262,144 here, and
+/// the connections of a minute must fit into it, on a fast machine too.
+const CONNECTION_PAUSE: Duration = Duration::from_millis(30);
 const CLIENT: &str = "192.168.57.50";
 
 /// The world with the proxy, the API server and the clients.
@@ -129,6 +132,7 @@ impl Soak {
         let mut checks = vec![self.check_footprint(&at_start)?];
         let reports: Result<Vec<_>> = self.clients.iter_mut().map(switches::stop_load).collect();
         let made = made?;
+        checks.push(self.check_conntrack()?);
         checks.extend(reports?.iter().map(|(host, report)| check_load(host, report, made)));
         checks.push(self.check_follows()?);
         checks.push(self.clean_up(before)?);
@@ -166,6 +170,16 @@ impl Soak {
         Ok(Check::new(format!("shunt holds {now}; at the start {at_start}"), failures))
     }
 
+    /// Checks that the node's conntrack had room. If not, new connections failed in every mode, and
+    /// the other checks say nothing about shunt.
+    fn check_conntrack(&self) -> Result<Check> {
+        let statistics = self.world.run(Host::Node1, "cat /proc/net/stat/nf_conntrack")?;
+        let dropped = early_drops(&statistics).context("/proc/net/stat/nf_conntrack has no early_drop")?;
+        let full = || format!("its table was full, and {dropped} entries gave way: raise nf_conntrack_max");
+        let failures = if dropped == 0 { Vec::new() } else { vec![full()] };
+        Ok(Check::new("conntrack had room for all connections", failures))
+    }
+
     /// Checks that only the endpoints of the last change answer.
     fn check_follows(&mut self) -> Result<Check> {
         self.set_endpoints(&[Host::B1])?;
@@ -199,10 +213,7 @@ fn start_load(client: &mut Client) -> Result<()> {
     // conntrack never saw the VIP of a socket that the programs served.
     streams.retain(|stream| client.host != Host::A1 || !stream.unconnected);
     for to in client.addresses() {
-        let short = ConnectRequest {
-            pause: Duration::from_millis(10),
-            ..ConnectRequest::new(to, Protocol::Tcp, 4).with_timeout(TCP_TIMEOUT)
-        };
+        let short = ConnectRequest::new(to, Protocol::Tcp, 4).with_timeout(TCP_TIMEOUT);
         let held = ConnectRequest {
             repeats: usize::MAX,
             repeat_interval: Duration::from_millis(20),
@@ -210,10 +221,34 @@ fn start_load(client: &mut Client) -> Result<()> {
         };
         streams.extend([short, held]);
     }
+    for stream in &mut streams {
+        stream.pause = CONNECTION_PAUSE;
+    }
     client.agent.start_load(LoadRequest { streams })
 }
 
 fn check_load(host: &str, report: &LoadReport, disturbances: usize) -> Check {
     let name = format!("{disturbances} disturbances, {host}");
     switches::check_report(&name, report, disturbances * MAX_UNANSWERED)
+}
+
+/// Returns how many entries conntrack gave up because its table was full. The text is a line of
+/// names, and for each CPU a line of hexadecimal numbers.
+fn early_drops(statistics: &str) -> Option<u64> {
+    let mut lines = statistics.lines();
+    let column = lines.next()?.split_whitespace().position(|name| name == "early_drop")?;
+    let of_cpu = |line: &str| u64::from_str_radix(line.split_whitespace().nth(column)?, 16).ok();
+    lines.map(of_cpu).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_that_gave_way_are_added_over_cpus() {
+        let text = "entries  drop early_drop\n0000000a 00000001 00000010\n0000000a 00000000 00000002\n";
+        assert_eq!(early_drops(text), Some(18));
+        assert_eq!(early_drops("entries\n0\n"), None);
+    }
 }

@@ -1,0 +1,287 @@
+//! Measures ways of traffic from outside through the node, each against a clean connection of the
+//! same length: routed through nodes that run no proxy and track no connections.
+//!
+//! The endpoint is a pod of the node ([`Length::ThisNode`]) or of another node
+//! ([`Length::OtherNode`]). All ways are measured in one world, one after the other. A round of the
+//! clean connection and one of the measured way follow each other.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::Duration,
+};
+
+use anyhow::{Result, bail, ensure};
+use serde::Serialize;
+use serde_json::{Value, json};
+use serde_yaml_ng::Mapping;
+
+use super::{
+    Effort, cluster,
+    paths::{self, NODE},
+    protocol::{BenchRequest, BenchResponse, Workload},
+    ratio::Ratio,
+};
+use crate::{
+    runner::{Manifests, Proxy},
+    world::{Host, World},
+};
+
+/// The hosts of the world.
+pub(super) const HOSTS: [Host; 7] =
+    [Host::Node1, Host::A2, Host::Node2, Host::B1, Host::B2, Host::Client, Host::Router];
+
+/// The endpoint on the node, a2, and the one on the other node, b1.
+const ON_THIS_NODE: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 12);
+const ON_OTHER_NODE: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 11);
+/// Addresses of b2, which the client reaches through the router and node2, and through node1 and
+/// node2.
+const BEHIND_ROUTER: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 12);
+const BEHIND_NODES: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 13);
+/// The client's addresses for these: answers take the way of the questions.
+const CLIENT_OF_ROUTER: Ipv4Addr = Ipv4Addr::new(192, 168, 57, 51);
+const CLIENT_OF_NODES: Ipv4Addr = Ipv4Addr::new(192, 168, 57, 52);
+const NODE2: Ipv4Addr = Ipv4Addr::new(192, 168, 57, 12);
+const ROUTER: Ipv4Addr = Ipv4Addr::new(192, 168, 57, 13);
+
+const FIRST_ENDPOINT_PORT: u16 = 9_000;
+const FIRST_NODE_PORT: u16 = 30_000;
+/// The distance between the node ports of two Services.
+const NODE_PORTS: u16 = 10;
+/// The time for servers to start.
+const SERVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A way from the client through the node to an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Way {
+    /// No Service, no proxy, no rules: what the ratios of the other ways would be if they cost
+    /// nothing.
+    Routed,
+    /// Two rules of the kernel translate and masquerade.
+    KernelNat,
+    /// The proxy in mode nftables.
+    Nftables,
+    /// The proxy in mode ebpf, with programs on links.
+    Programs,
+}
+
+/// Where the endpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Length {
+    ThisNode,
+    OtherNode,
+}
+
+/// The result for one way.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct OutsideResult {
+    pub(super) way: Way,
+    pub(super) length: Length,
+    pub(super) workload: Workload,
+    /// Operations a second, relative to the clean connection.
+    pub(super) ratio: Option<Ratio>,
+}
+
+impl Way {
+    const ALL: [Self; 4] = [Self::Routed, Self::KernelNat, Self::Nftables, Self::Programs];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Routed => "routed by the node",
+            Self::KernelNat => "two NAT rules",
+            Self::Nftables => "mode nftables",
+            Self::Programs => "mode ebpf, programs",
+        }
+    }
+
+    /// Returns mode and configuration of the proxy, unless this way has none.
+    fn proxy(self) -> Result<Option<(&'static str, Mapping)>> {
+        Ok(match self {
+            Self::Routed | Self::KernelNat => None,
+            Self::Nftables => Some(("nftables", Mapping::new())),
+            Self::Programs => Some(("ebpf", serde_yaml_ng::from_str("{shunt: {links: {path: programs}}}")?)),
+        })
+    }
+
+    /// Returns where the client connects to.
+    fn target(self, length: Length, workload: Workload) -> SocketAddr {
+        match (self, length) {
+            (Self::Routed, Length::ThisNode) => (ON_THIS_NODE, endpoint_port(workload)).into(),
+            (Self::Routed, Length::OtherNode) => (BEHIND_NODES, endpoint_port(workload)).into(),
+            _ => (NODE, length.node_port(workload)).into(),
+        }
+    }
+}
+
+impl Length {
+    const ALL: [Self; 2] = [Self::ThisNode, Self::OtherNode];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::ThisNode => "endpoint on this node",
+            Self::OtherNode => "endpoint on another node",
+        }
+    }
+
+    const fn endpoint(self) -> Ipv4Addr {
+        match self {
+            Self::ThisNode => ON_THIS_NODE,
+            Self::OtherNode => ON_OTHER_NODE,
+        }
+    }
+
+    const fn node_port(self, workload: Workload) -> u16 {
+        FIRST_NODE_PORT + self as u16 * NODE_PORTS + workload as u16
+    }
+
+    /// Returns the destination of the clean connection. One node is between the client and a pod of
+    /// this node, two are before a pod of another node.
+    fn clean(self, workload: Workload) -> SocketAddr {
+        let pod = match self {
+            Self::ThisNode => ON_OTHER_NODE,
+            Self::OtherNode => BEHIND_ROUTER,
+        };
+        (pod, endpoint_port(workload)).into()
+    }
+
+    /// Returns a Service with one endpoint, and its EndpointSlice.
+    fn objects(self) -> [Value; 2] {
+        let (name, address, node) = match self {
+            Self::ThisNode => ("this-node", "10.96.0.90", "node1"),
+            Self::OtherNode => ("other-node", "10.96.0.91", "node2"),
+        };
+        let port_name = |workload| format!("p{}", workload as u16);
+        let ports = Workload::ALL.map(|workload| {
+            let (port, node_port) = (endpoint_port(workload), self.node_port(workload));
+            json!({
+                "name": port_name(workload), "protocol": workload.protocol(), "port": port, "nodePort": node_port
+            })
+        });
+        let service = json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default"},
+            "spec": {"type": "NodePort", "clusterIP": address, "clusterIPs": [address], "ports": ports},
+        });
+        let ports = Workload::ALL.map(|workload| {
+            let port = endpoint_port(workload);
+            json!({"name": port_name(workload), "protocol": workload.protocol(), "port": port})
+        });
+        let endpoints = json!([cluster::endpoint(self.endpoint(), node)]);
+        let slice = cluster::endpoint_slice("default", name, name, &endpoints, &json!(ports));
+        [service, slice]
+    }
+}
+
+const fn endpoint_port(workload: Workload) -> u16 {
+    FIRST_ENDPOINT_PORT + workload as u16
+}
+
+/// Writes the objects of the cluster.
+pub(super) fn place(manifests: &Manifests) -> Result<()> {
+    let objects: Vec<Value> =
+        Length::ALL.into_iter().flat_map(Length::objects).chain([cluster::node()]).collect();
+    cluster::place(manifests, &objects)
+}
+
+/// Measures all ways with these workloads.
+pub(super) fn measure(
+    world: &mut World,
+    proxy: &mut Proxy,
+    workloads: &[Workload],
+    effort: Effort,
+) -> Result<Vec<OutsideResult>> {
+    set_up(world)?;
+    let mut results = Vec::new();
+    for way in Way::ALL {
+        let service = way.proxy()?;
+        if way == Way::KernelNat {
+            world.run(Host::Node1, &format!("nft '{}'", kernel_nat()))?;
+        }
+        if let Some((mode, fields)) = &service {
+            proxy.set_mode(mode, fields)?;
+            proxy.start(world)?;
+        }
+        for length in Length::ALL {
+            for &workload in workloads {
+                let ratio = compare(world, way, length, workload, effort)?;
+                results.push(OutsideResult { way, length, workload, ratio });
+            }
+        }
+        if way == Way::KernelNat {
+            world.run(Host::Node1, "nft delete table ip bench")?;
+        }
+        if service.is_some() {
+            proxy.stop()?;
+            proxy.clean_up(world)?;
+        }
+    }
+    Ok(results)
+}
+
+/// Starts the servers, and leads each clean connection around node1.
+fn set_up(world: &mut World) -> Result<()> {
+    world.add_addresses(Host::Client, &[CLIENT_OF_ROUTER.into(), CLIENT_OF_NODES.into()])?;
+    world.add_addresses(Host::B2, &[BEHIND_NODES.into()])?;
+    world.run(Host::Node2, &format!("ip route add {BEHIND_NODES} dev {}", Host::B2.node_link()))?;
+    for (to, via, from) in [
+        (ON_THIS_NODE, NODE, None),
+        (ON_OTHER_NODE, NODE2, None),
+        (BEHIND_ROUTER, ROUTER, Some(CLIENT_OF_ROUTER)),
+        (BEHIND_NODES, NODE, Some(CLIENT_OF_NODES)),
+    ] {
+        let source = from.map_or_else(String::new, |from| format!("src {from}"));
+        world.run(Host::Client, &format!("ip route add {to} via {via} {source}"))?;
+        if let Some(from) = from {
+            world.route(Host::Node2, IpAddr::from(from).into(), via.into())?;
+        }
+    }
+    // b2 answers from the address that was asked.
+    let gateway = "$(ip -4 route show default | cut -d ' ' -f 3)";
+    world.run(Host::B2, &format!("ip route add {CLIENT_OF_NODES} via {gateway} src {BEHIND_NODES}"))?;
+    // Otherwise the connections of a minute would fill the kernel's table.
+    world.run(Host::Node1, "sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_time_wait=5")?;
+    let ports: Vec<_> =
+        Workload::ALL.into_iter().map(|workload| (workload, endpoint_port(workload))).collect();
+    for pod in [Host::A2, Host::B1, Host::B2] {
+        paths::keep_no_time_wait(world, pod)?;
+        let served = world.agent(pod)?.bench(BenchRequest::Serve(ports.clone()), SERVE_TIMEOUT)?;
+        ensure!(matches!(served, BenchResponse::Done), "{pod} does not serve: {served:?}");
+    }
+    Ok(())
+}
+
+/// Returns nftables rules for both endpoints, as few as possible.
+fn kernel_nat() -> String {
+    let ports = |length: Length| Workload::ALL.map(|workload| (length, workload));
+    let rules: Vec<String> = Length::ALL
+        .into_iter()
+        .flat_map(ports)
+        .map(|(length, workload)| {
+            let (from, to) = (length.node_port(workload), length.endpoint());
+            let (protocol, port) = (workload.protocol().to_lowercase(), endpoint_port(workload));
+            format!("ip daddr {NODE} {protocol} dport {from} dnat to {to}:{port}; ")
+        })
+        .collect();
+    let rules = rules.concat();
+    let all = Length::ALL.map(|length| length.endpoint().to_string()).join(", ");
+    format!(
+        "table ip bench {{ \
+         chain prerouting {{ type nat hook prerouting priority dstnat; {rules}}}; \
+         chain postrouting {{ type nat hook postrouting priority srcnat; \
+         ip daddr {{ {all} }} masquerade fully-random; }}; }}"
+    )
+}
+
+fn compare(
+    world: &mut World,
+    way: Way,
+    length: Length,
+    workload: Workload,
+    effort: Effort,
+) -> Result<Option<Ratio>> {
+    let targets = vec![vec![length.clean(workload)], vec![way.target(length, workload)]];
+    match paths::load(world, Host::Client, workload, targets, effort, effort.pairs)? {
+        BenchResponse::Rates(rates) => Ok(Ratio::of(paths::pairs(&rates, 1))),
+        other => bail!("{}, {}, {}: {other:?}", way.name(), length.name(), workload.name()),
+    }
+}
