@@ -21,9 +21,10 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-/// Threads of sources and endpoints. The sync loop has the main thread to itself. One is enough for
-/// the rest: files are read by other threads, and a page of a list takes milliseconds. A second one
-/// would be woken for each line of a list, which takes longer than decoding it.
+/// Threads of sources and HTTP endpoints. The sync loop has the main thread to itself.
+///
+/// One is enough: other threads read files, and a page of a list takes milliseconds. A second one
+/// would be woken for each line of a list. That costs about as much as decoding the line.
 const WORKERS: usize = 1;
 
 fn main() -> ExitCode {

@@ -19,10 +19,11 @@ use super::{
 #[derive(Debug, Default)]
 pub(super) struct EndpointSliceCache {
     slices: HashMap<NamespacedName, CachedSlice>,
-    /// The names of each Service's slices, sorted. They are in its namespace. Most Services have one.
+    /// The names of each Service's slices, sorted. They are in its namespace. Most Services have one
+    /// slice.
     by_service: HashMap<NamespacedName, SmallVec<[Name; 1]>>,
     hints: Interner<Hints>,
-    /// Most slices of a cluster have one of few sets of ports.
+    /// Most slices have the same ports as many others.
     ports: Interner<[SlicePort]>,
     /// The number of endpoints in all slices.
     pub(super) endpoint_count: usize,
@@ -132,10 +133,7 @@ impl EndpointSliceCache {
         let mut name = slice.name.clone();
         name.namespace.share(strings);
         let trigger_time = slice.last_change_trigger_time;
-        let mut slice = CachedSlice::new(slice, strings, &mut self.hints);
-        if let Some(slice) = &mut slice {
-            self.ports.share(&mut slice.ports);
-        }
+        let slice = CachedSlice::new(slice, strings, &mut self.hints, &mut self.ports);
         self.set(name, slice, trigger_time);
     }
 
@@ -199,7 +197,12 @@ impl EndpointSliceCache {
 
 impl CachedSlice {
     /// Reduces a slice. None if it has no Service, or host names as addresses.
-    fn new(slice: EndpointSlice, strings: &mut Interner<str>, hints: &mut Interner<Hints>) -> Option<Self> {
+    fn new(
+        slice: EndpointSlice,
+        strings: &mut Interner<str>,
+        hints: &mut Interner<Hints>,
+        port_sets: &mut Interner<[SlicePort]>,
+    ) -> Option<Self> {
         let mut service = slice.service.filter(|service| !service.is_empty())?;
         let family = match slice.address_type {
             AddressType::Ipv4 => IpFamily::V4,
@@ -219,6 +222,7 @@ impl CachedSlice {
             port
         };
         let ports = slice.ports.into_iter().filter(|port| port.port.is_some()).map(share_name).collect();
+        let ports = port_sets.intern(&ports);
         service.share(strings);
         Some(Self { service, family, endpoints, ports })
     }

@@ -196,7 +196,7 @@ impl Connection {
         Ok(first)
     }
 
-    /// Returns the port of this side, which finds the connection in conntrack and in the flows.
+    /// Returns the local port, by which a connection is found in conntrack and in the map of flows.
     pub(super) fn local_port(&self) -> Option<u16> {
         let address = match &self.socket {
             OpenSocket::Stream(stream) => stream.get_ref().local_addr(),

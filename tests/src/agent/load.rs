@@ -64,7 +64,6 @@ impl Load {
     async fn use_connection(&self, connection: &mut Connection, stream: &ConnectRequest) {
         let sizes = MessageSizes::of_connect(stream);
         let mut first: Option<Answer> = None;
-        let port = connection.local_port().map_or_else(String::new, |port| format!(" from port {port}"));
         for used in 0..=stream.repeats {
             if used > 0 {
                 sleep(stream.repeat_interval).await;
@@ -83,15 +82,20 @@ impl Load {
                 Err(failure) if is_unanswered_datagram(stream, &failure) => {
                     self.count(|report| report.unanswered += 1);
                     if self.report.borrow().unanswered <= MAX_DESCRIBED_DATAGRAMS {
-                        self.describe(stream, &format!("exchange {used}{port} is not answered"));
+                        let from = from_port(connection);
+                        self.describe(stream, &format!("exchange {used}{from} is not answered"));
                     }
                 }
-                Err(failure) => return self.fail(stream, &failure, &format!("exchange {used}{port}")),
+                Err(failure) => {
+                    let during = format!("exchange {used}{}", from_port(connection));
+                    return self.fail(stream, &failure, &during);
+                }
             }
         }
         if first.is_none() {
             self.count(|report| report.lost += 1);
-            self.describe(stream, &format!("no datagram of the conversation{port} was answered"));
+            let from = from_port(connection);
+            self.describe(stream, &format!("no datagram of the conversation{from} was answered"));
         }
     }
 
@@ -131,6 +135,11 @@ impl Load {
             report.failures.push(format!("{at:.2} s: {} to {}: {what}", stream.protocol, stream.to));
         }
     }
+}
+
+/// Returns the local port of a connection for a description.
+fn from_port(connection: &Connection) -> String {
+    connection.local_port().map_or_else(String::new, |port| format!(" from port {port}"))
 }
 
 /// Returns true if a datagram or its answer was lost. The conversation goes on.

@@ -188,9 +188,7 @@ impl Bench {
         let hosts = [Host::Node1, Host::A1, Host::A2, Host::Client];
         let (mut world, mut proxy) = self.prepare(&hosts, services)?;
         paths::serve(&mut world)?;
-        // Otherwise the connections of a minute would fill the kernel's table, and the other
-        // figures would be those of a full table.
-        world.run(Host::Node1, "sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_time_wait=5")?;
+        paths::forget_closed_connections(&world)?;
         proxy.start(&mut world)?;
         let selection = (&*self.paths, &*self.workloads);
         report.paths.extend(paths::measure(&mut world, services, selection, self.effort)?);

@@ -5,12 +5,9 @@
 //! ([`Length::OtherNode`]). All ways are measured in one world, one after the other. A round of the
 //! clean connection and one of the measured way follow each other.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    time::Duration,
-};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use serde::Serialize;
 use serde_json::{Value, json};
 use serde_yaml_ng::Mapping;
@@ -18,7 +15,7 @@ use serde_yaml_ng::Mapping;
 use super::{
     Effort, cluster,
     paths::{self, NODE},
-    protocol::{BenchRequest, BenchResponse, Workload},
+    protocol::{BenchResponse, Workload},
     ratio::Ratio,
 };
 use crate::{
@@ -31,7 +28,7 @@ pub(super) const HOSTS: [Host; 7] =
     [Host::Node1, Host::A2, Host::Node2, Host::B1, Host::B2, Host::Client, Host::Router];
 
 /// The endpoint on the node, a2, and the one on the other node, b1.
-const ON_THIS_NODE: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 12);
+const ON_THIS_NODE: Ipv4Addr = cluster::SERVER;
 const ON_OTHER_NODE: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 11);
 /// Addresses of b2, which the client reaches through the router and node2, and through node1 and
 /// node2.
@@ -47,8 +44,6 @@ const FIRST_ENDPOINT_PORT: u16 = 9_000;
 const FIRST_NODE_PORT: u16 = 30_000;
 /// The distance between the node ports of two Services.
 const NODE_PORTS: u16 = 10;
-/// The time for servers to start.
-const SERVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A way from the client through the node to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -218,7 +213,7 @@ pub(super) fn measure(
     Ok(results)
 }
 
-/// Starts the servers, and leads each clean connection around node1.
+/// Starts the servers, and adds the routes. Clean connections do not pass node1.
 fn set_up(world: &mut World) -> Result<()> {
     world.add_addresses(Host::Client, &[CLIENT_OF_ROUTER.into(), CLIENT_OF_NODES.into()])?;
     world.add_addresses(Host::B2, &[BEHIND_NODES.into()])?;
@@ -238,22 +233,18 @@ fn set_up(world: &mut World) -> Result<()> {
     // b2 answers from the address that was asked.
     let gateway = "$(ip -4 route show default | cut -d ' ' -f 3)";
     world.run(Host::B2, &format!("ip route add {CLIENT_OF_NODES} via {gateway} src {BEHIND_NODES}"))?;
-    // Otherwise the connections of a minute would fill the kernel's table.
-    world.run(Host::Node1, "sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_time_wait=5")?;
+    paths::forget_closed_connections(world)?;
     let ports: Vec<_> =
         Workload::ALL.into_iter().map(|workload| (workload, endpoint_port(workload))).collect();
-    for pod in [Host::A2, Host::B1, Host::B2] {
-        paths::keep_no_time_wait(world, pod)?;
-        let served = world.agent(pod)?.bench(BenchRequest::Serve(ports.clone()), SERVE_TIMEOUT)?;
-        ensure!(matches!(served, BenchResponse::Done), "{pod} does not serve: {served:?}");
-    }
-    Ok(())
+    [Host::A2, Host::B1, Host::B2]
+        .into_iter()
+        .try_for_each(|pod| paths::serve_ports(world, pod, ports.clone()))
 }
 
 /// Returns nftables rules for both endpoints, as few as possible.
 fn kernel_nat() -> String {
     let ports = |length: Length| Workload::ALL.map(|workload| (length, workload));
-    let rules: Vec<String> = Length::ALL
+    let rules = Length::ALL
         .into_iter()
         .flat_map(ports)
         .map(|(length, workload)| {
@@ -261,15 +252,10 @@ fn kernel_nat() -> String {
             let (protocol, port) = (workload.protocol().to_lowercase(), endpoint_port(workload));
             format!("ip daddr {NODE} {protocol} dport {from} dnat to {to}:{port}; ")
         })
-        .collect();
-    let rules = rules.concat();
+        .collect::<Vec<_>>()
+        .concat();
     let all = Length::ALL.map(|length| length.endpoint().to_string()).join(", ");
-    format!(
-        "table ip bench {{ \
-         chain prerouting {{ type nat hook prerouting priority dstnat; {rules}}}; \
-         chain postrouting {{ type nat hook postrouting priority srcnat; \
-         ip daddr {{ {all} }} masquerade fully-random; }}; }}"
-    )
+    paths::nat_table(&rules, &format!("ip daddr {{ {all} }}"))
 }
 
 fn compare(

@@ -135,11 +135,17 @@ fn kernel_nat() -> String {
         )
     };
     let dnat_rules: String = ports(Path::ClientToKernelNat).into_iter().map(dnat_rule).collect();
+    nat_table(&dnat_rules, &format!("ip daddr {SERVER} th dport {{ {masqueraded} }}"))
+}
+
+/// Returns the table `bench` with DNAT rules, and a rule that masquerades the packets of an
+/// expression.
+pub(super) fn nat_table(dnat_rules: &str, masqueraded: &str) -> String {
     format!(
         "table ip bench {{ \
          chain prerouting {{ type nat hook prerouting priority dstnat; {dnat_rules}}}; \
          chain postrouting {{ type nat hook postrouting priority srcnat; \
-         ip daddr {SERVER} th dport {{ {masqueraded} }} masquerade fully-random; }}; }}"
+         {masqueraded} masquerade fully-random; }}; }}"
     )
 }
 
@@ -147,18 +153,25 @@ fn kernel_nat() -> String {
 pub(super) fn serve(world: &mut World) -> Result<()> {
     world.route(Host::Client, IpAddr::from(SERVER).into(), NODE.into())?;
     world.run(Host::Node1, &format!("nft '{}'", kernel_nat()))?;
-    keep_no_time_wait(world, Host::A2)?;
-    match world.agent(Host::A2)?.bench(BenchRequest::Serve(cluster::server_ports()), OVERHEAD_TIMEOUT)? {
+    serve_ports(world, Host::A2, cluster::server_ports())
+}
+
+/// Starts the servers of a pod.
+pub(super) fn serve_ports(world: &mut World, pod: Host, ports: Vec<(Workload, u16)>) -> Result<()> {
+    // The node masquerades with random ports. Of thousands a second, some collide with a connection
+    // in the server's `TIME_WAIT`, and the client retries after a second. That cost has nothing to
+    // do with CPU.
+    world.run(pod, "sysctl -qw net.ipv4.tcp_max_tw_buckets=0")?;
+    match world.agent(pod)?.bench(BenchRequest::Serve(ports), OVERHEAD_TIMEOUT)? {
         BenchResponse::Done => Ok(()),
-        other => bail!("expected the servers to run, but the agent answered {other:?}"),
+        other => bail!("expected the servers of {pod} to run, but the agent answered {other:?}"),
     }
 }
 
-/// Has a server keep no connections in `TIME_WAIT`. The node masquerades with random ports. Of
-/// thousands a second, some would collide with such a connection, and the client would retry after
-/// a second. That cost has nothing to do with CPU.
-pub(super) fn keep_no_time_wait(world: &World, pod: Host) -> Result<()> {
-    world.run(pod, "sysctl -qw net.ipv4.tcp_max_tw_buckets=0").map(drop)
+/// Lets the node's conntrack forget closed connections soon. Otherwise the connections of a minute
+/// would fill the kernel's table, and the other figures would be those of a full table.
+pub(super) fn forget_closed_connections(world: &World) -> Result<()> {
+    world.run(Host::Node1, "sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_time_wait=5").map(drop)
 }
 
 /// Returns the destinations of direct connections: the endpoints of the Service, each equally

@@ -70,7 +70,11 @@ impl Host {
 
     /// Returns the host with this name.
     pub fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().chain([Self::Router]).find(|host| host.name() == name)
+        Self::every().find(|host| host.name() == name)
+    }
+
+    fn every() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().chain([Self::Router])
     }
 
     /// Returns the node of a pod. None for hosts that are not pods.
@@ -207,14 +211,10 @@ fn net(text: &str) -> IpNet {
 mod tests {
     use super::*;
 
-    fn every_host() -> impl Iterator<Item = Host> {
-        Host::ALL.into_iter().chain([Host::Router])
-    }
-
     #[test]
     fn every_host_has_unique_addresses_of_both_families() {
         let mut seen = std::collections::BTreeSet::new();
-        for host in every_host() {
+        for host in Host::every() {
             let own = host.addresses();
             assert!(
                 own.iter().any(|a| a.addr().is_ipv4()) && own.iter().any(|a| a.addr().is_ipv6()),
@@ -228,9 +228,9 @@ mod tests {
 
     #[test]
     fn every_gateway_is_an_address_of_another_host() {
-        for host in every_host() {
+        for host in Host::every() {
             for route in host.routes() {
-                let owner = every_host().find(|other| other.owns(route.via));
+                let owner = Host::every().find(|other| other.owns(route.via));
                 assert!(owner.is_some_and(|owner| owner != host), "{host}: {route:?} leads to {owner:?}");
             }
         }
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn hosts_are_found_by_their_displayed_names() {
-        for host in Host::ALL {
+        for host in Host::every() {
             assert_eq!(Host::by_name(&host.to_string()), Some(host));
         }
         assert_eq!(Host::by_name("c1"), None);

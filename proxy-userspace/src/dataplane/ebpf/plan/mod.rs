@@ -215,9 +215,9 @@ impl<'a> Planner<'a> {
     /// those that began without programs. Flows that begin during it are marked by the programs
     /// (`flow_state::LEFT`), and the second list has them.
     ///
-    /// Before, the flows are forgotten that an earlier process left to conntrack: its connections
-    /// may have ended. If another mode began to take over and was interrupted, the programs are
-    /// still on the links and have flows that were not handed over. These stay.
+    /// The first step forgets the flows that an earlier process left to conntrack: their connections
+    /// may have ended. If another mode was interrupted while it took over, the programs are still on
+    /// the links. They have flows that were not handed over, and these flows stay.
     fn translate_on_links(&mut self) {
         let (node, state) = (self.node, self.state);
         let leaves = state.new_flows == NewFlows::Leave as u16;
@@ -225,9 +225,9 @@ impl<'a> Planner<'a> {
         if takes_over {
             let all = leaves && state.links.is_empty();
             self.phases.attachments.push(Step::ForgetFlows { all });
-        }
-        if takes_over && !leaves {
-            self.phases.attachments.push(Step::SetNewFlows(NewFlows::Leave));
+            if !leaves {
+                self.phases.attachments.push(Step::SetNewFlows(NewFlows::Leave));
+            }
         }
         for hook in [Hook::Egress, Hook::Ingress] {
             for (&index, link) in &node.links {

@@ -86,7 +86,7 @@ pub(crate) fn forget(
     let mut flows: HashMap<MapData, FlowKey, Flow> = open_pinned(pins.path(), map)?;
     for _ in 0..Reader::<FlowKey, Flow>::max_calls(capacity) {
         for (key, flow) in entries.read().map_err(KernelError::call("read map", map))? {
-            if all || flow.state & flow_state::PASS != 0 {
+            if all || passes(&flow) {
                 maps::removed(map, flows.remove(&key))?;
             }
         }
@@ -173,9 +173,10 @@ impl Flows {
 
     /// Returns a flow that the programs translate.
     fn flow(&self, key: &FlowKey) -> Option<Flow> {
-        self.entry(key).filter(|flow| flow.state & flow_state::PASS == 0)
+        self.entry(key).filter(|flow| !passes(flow))
     }
 
+    /// Returns the entry of a flow, which the programs translate or pass.
     fn entry(&self, key: &FlowKey) -> Option<Flow> {
         self.assured.get(key, 0).or_else(|_| self.unassured.get(key, 0)).ok()
     }
@@ -185,15 +186,16 @@ impl Flows {
     /// pass too, and nothing would translate it.
     fn leave(&mut self, udp: &Connection, service: u32) {
         let TrackedConnection { original, reply, .. } = udp.tracked;
-        let entry = self.entry(&key(Direction::Original, Protocol::Udp, original)).unwrap_or(Flow::NONE);
-        if !entry.is_none() && entry.state & flow_state::PASS == 0 {
+        let entry = self.entry(&key(Direction::Original, Protocol::Udp, original));
+        if entry.is_some_and(|flow| !passes(&flow)) {
             return;
         }
         let replied = if udp.is_assured() { flow_state::REPLIED } else { 0 };
         let state = flow_state::PASS | flow_state::ASSURED | replied;
         let destination = endpoint(reply.source);
         let flow = Flow { service, destination, state, ..untranslated_flow(Protocol::Udp, original, 0) };
-        let used_ns = last_packet(self.opened, flow.lifetime(Protocol::Udp), udp.expires_after(), &entry);
+        let used_ns =
+            last_packet(self.opened, flow.lifetime(Protocol::Udp), udp.expires_after(), entry.as_ref());
         self.put_entry(Protocol::Udp, original, Flow { used_ns, ..flow });
     }
 
@@ -225,12 +227,24 @@ impl Flows {
     }
 }
 
-/// Returns the time of the last packet of a flow that conntrack translates, which an entry of the
-/// programs may have already. The list of conntrack began at `listed`, so its entry was read later.
-/// A packet may have passed after that: then conntrack keeps its entry longer than it said.
-fn last_packet(listed: Duration, lifetime: Duration, expires_after: Option<Duration>, entry: &Flow) -> u64 {
+/// Returns true if the programs pass the packets of a flow unchanged.
+const fn passes(flow: &Flow) -> bool {
+    flow.state & flow_state::PASS != 0
+}
+
+/// Returns the time of the last packet of a flow that conntrack translates, in nanoseconds of the
+/// monotonic clock. The list of conntrack's entries began at `listed`.
+///
+/// A packet may have passed since its entry was read. Conntrack then keeps the entry longer than it
+/// said, and `entry`, which the programs have, knows the time.
+fn last_packet(
+    listed: Duration,
+    lifetime: Duration,
+    expires_after: Option<Duration>,
+    entry: Option<&Flow>,
+) -> u64 {
     let silence = expires_after.map_or(Duration::ZERO, |left| lifetime.saturating_sub(left));
-    clock::nanos(listed.saturating_sub(silence)).max(entry.used_ns)
+    clock::nanos(listed.saturating_sub(silence)).max(entry.map_or(0, |flow| flow.used_ns))
 }
 
 /// A closed connection that was silent for this long gets no packets any more. Its client port may
@@ -270,15 +284,15 @@ impl Translator for Flows {
     fn hold(&mut self, connection: &Connection) -> bool {
         let TrackedConnection { protocol, reply, .. } = connection.tracked;
         let of_client = key(Direction::Original, protocol, connection.untranslated);
-        let is_left = self.entry(&of_client).is_some_and(|flow| flow.state & flow_state::PASS != 0);
+        let is_left = self.entry(&of_client).is_some_and(|flow| passes(&flow));
         if is_left || self.untranslated(&connection.tracked) != Some(connection.untranslated) {
             return false;
         }
         for pair in [connection.untranslated, reply] {
             let held = untranslated_flow(protocol, pair, flow_state::HELD);
             let flow = self.flow(&key(Direction::Original, protocol, pair)).unwrap_or(held);
-            // A held entry is in `flows` even if the flow was not assured: a program that assures it
-            // at this moment then finds the entry and leaves it.
+            // A held entry is in `flows` even if the flow was not assured. A program that assures the
+            // flow at this moment finds the entry and does not replace it.
             let state = flow.state | flow_state::HELD | flow_state::ASSURED;
             self.put(protocol, pair, Flow { state, ..flow });
         }
@@ -332,9 +346,9 @@ mod tests {
     fn packet_that_passed_after_conntrack_was_read_keeps_its_flow() {
         const LIFETIME: Duration = Duration::from_secs(30);
         let left = Some(Duration::from_secs(1));
-        assert_eq!(last_packet(NOW, LIFETIME, left, &Flow::NONE), clock::nanos(Duration::from_secs(971)));
+        assert_eq!(last_packet(NOW, LIFETIME, left, None), clock::nanos(Duration::from_secs(971)));
         let answered = Flow { used_ns: clock::nanos(NOW), ..Flow::NONE };
-        assert_eq!(last_packet(NOW, LIFETIME, left, &answered), clock::nanos(NOW));
+        assert_eq!(last_packet(NOW, LIFETIME, left, Some(&answered)), clock::nanos(NOW));
     }
 
     #[test]
