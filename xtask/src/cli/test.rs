@@ -37,6 +37,31 @@ const SLOW: [&str; 4] = [
     "source-ranges-of-some-pods",
 ];
 
+/// Cases with masqueraded packets, which the link programs masquerade with `--links-masquerade
+/// programs`, and changes of what does.
+const MASQUERADED: [&str; 20] = [
+    "dual-stack",
+    "established-survives",
+    "externalip-cluster",
+    "forward-policy-drop-legacy",
+    "forward-policy-drop-nft",
+    "fragmented-udp",
+    "fragments-both-ways",
+    "hairpin",
+    "links-path-changes",
+    "loadbalancer-cluster",
+    "masquerade-all-packets",
+    "nodeport-cluster",
+    "nodeport-udp",
+    "outside-cgroup-hairpin",
+    "path-mtu-behind-other-node",
+    "path-mtu-behind-other-node-tcp",
+    "restart",
+    "switch-ebpf-to-nftables",
+    "switch-iptables-to-ebpf",
+    "switch-nftables-to-ebpf",
+];
+
 /// Cases that slow guests leave out: those about the model, which is the same in every mode, those
 /// that others resemble, and most switches between modes. `cargo xtask conformance --mode ipvs`
 /// runs them.
@@ -207,6 +232,11 @@ fn packets() -> Result<Vec<Step>> {
     let shared = Conformance { except: ours.clone(), ..all.clone() };
     let backstopped = Conformance { backstop: Some("always".into()), ..shared.clone() };
     let netfilter_path = Conformance { links_path: Some("netfilter".into()), ..shared };
+    let masquerade = Conformance {
+        links_masquerade: Some("programs".into()),
+        only: MASQUERADED.map(Into::into).into(),
+        ..all.clone()
+    };
     let with_api = |mode: &str| Conformance {
         mode: mode.into(),
         source: Some("api".into()),
@@ -218,8 +248,10 @@ fn packets() -> Result<Vec<Step>> {
         ("conformance", steps::conformance(&all)),
         ("conformance backstop", steps::conformance(&backstopped)),
         ("conformance links path", steps::conformance(&netfilter_path)),
+        ("conformance masquerade", steps::conformance(&masquerade)),
         ("restarts", world_program("restarts", "ebpf")),
         ("churn", world_program("churn", "ebpf")),
+        ("soak", steps::soak(0, None)),
         ("conformance nftables", steps::conformance(&of_netfilter("nftables"))),
         ("conformance iptables", steps::conformance(&of_netfilter("iptables"))),
         ("conformance API", steps::conformance(&with_api("ebpf"))),
@@ -326,7 +358,7 @@ mod tests {
             let modes = case.strip_prefix("switch-").and_then(|modes| modes.split_once("-to-"));
             modes.is_some_and(|(from, to)| from != to && is_mode(from) && is_mode(to))
         };
-        for case in SLOW.iter().chain(&NOT_IN_GUESTS) {
+        for case in SLOW.iter().chain(&NOT_IN_GUESTS).chain(&MASQUERADED) {
             assert!(is_case(case) || is_switch(case), "there is no {case}.yaml");
         }
     }

@@ -34,7 +34,7 @@ const FAILING_CALLS: [&str; 3] = [
 ];
 
 /// A disturbance. Afterwards everything is as before it, except the endpoints of one Service.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Disturbance {
     Kill,
     Stop,
