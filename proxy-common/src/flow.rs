@@ -52,6 +52,16 @@ impl Direction {
     const fn opposite_number(number: u8) -> u8 {
         number ^ 1
     }
+
+    /// Returns the direction of masqueraded flows whose packets are translated at the same hook as
+    /// those of this direction.
+    #[inline(always)]
+    pub(crate) const fn masqueraded(self) -> Self {
+        match self {
+            Self::Original | Self::MasqueradeReply => Self::MasqueradeReply,
+            Self::Reply | Self::Masquerade => Self::Masquerade,
+        }
+    }
 }
 
 impl Flow {
@@ -210,8 +220,8 @@ impl Flow {
 #[inline(always)]
 pub const fn observed_state(direction: Direction, tcp: TcpFlags) -> u32 {
     let (replied, closed) = match direction {
-        Direction::Original => (0, state::CLIENT_CLOSED),
-        Direction::Reply => (state::REPLIED, state::ENDPOINT_CLOSED),
+        Direction::Original | Direction::Masquerade => (0, state::CLIENT_CLOSED),
+        Direction::Reply | Direction::MasqueradeReply => (state::REPLIED, state::ENDPOINT_CLOSED),
     };
     let closed = if tcp.has_fin() { closed } else { 0 };
     let reset = if tcp.has_rst() { state::RESET } else { 0 };

@@ -24,6 +24,11 @@ pub trait Frame {
     fn mark(&self) -> u32;
     /// Sets the mark.
     fn set_mark(&self, mark: u32);
+    /// Returns the note that the program on the link where the packet came in left for the one on
+    /// the link where it leaves. Netfilter does not see it.
+    fn note(&self) -> u32;
+    /// Leaves a note, of 16 bits.
+    fn set_note(&self, note: u32);
 }
 
 /// How a checksum covers the changed bytes.

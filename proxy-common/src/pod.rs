@@ -5,8 +5,8 @@ use crate::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, EndpointValue, Flow,
-        FlowKey, FragmentKey, FragmentValue, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
-        ServiceValue, SocketPeer, SourceRange, TraceEvent, UdpSocket,
+        FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors,
+        ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, TraceEvent, UdpSocket,
     },
 };
 
@@ -42,6 +42,7 @@ pod!(
     ServiceValue,
     SocketPeer,
     SourceRange,
+    MasqueradeSubnet,
     TraceEvent,
     UdpSocket,
 );

@@ -34,6 +34,8 @@ pub trait Tables {
     /// Returns true for the address of a pod in one of the network namespaces that the socket
     /// programs leave alone ([`SocketScope`](crate::layout::SocketScope)), or left alone.
     fn is_exempt_source(&self, address: &Addr) -> bool;
+    /// Returns the address of this node with which packets to an endpoint leave on a link.
+    fn masquerade_address(&self, link: u32, endpoint: &Addr) -> Option<Addr>;
     /// Returns the facts about the node.
     fn node(&self) -> Option<NodeValue>;
 

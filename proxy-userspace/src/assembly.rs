@@ -23,6 +23,7 @@ pub fn ebpf(config: &Config, launcher: &Launcher) -> EbpfSettings {
         map_sizes: ebpf.map_sizes,
         link_attachment: LinkAttachment::Probe,
         marks: marks(ebpf.masquerade_mark),
+        netfilter_masquerades: config.model.masquerade_ports.is_none(),
         netfilter: Some(launcher.clone()),
         log: ebpf.log,
     }

@@ -54,6 +54,16 @@ setting! {
 }
 
 setting! {
+    /// What masquerades packets that come in on links, in the ebpf mode.
+    LinksMasquerade {
+        /// Netfilter, with conntrack.
+        Netfilter = "netfilter",
+        /// The programs.
+        Programs = "programs",
+    }
+}
+
+setting! {
     /// The sockets that the ebpf mode serves.
     SocketsScope {
         /// All sockets but those of pods that redirect their own packets.

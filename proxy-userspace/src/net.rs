@@ -98,11 +98,55 @@ pub struct LinkAddress {
     pub prefix_len: u8,
 }
 
+/// An address of a link that packets may leave with: not deprecated, tentative or secondary, and of
+/// global scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceAddress {
+    /// The link's index.
+    pub link: u32,
+    /// The address.
+    pub address: IpAddr,
+    /// The length of the configured prefix in bits.
+    pub prefix_len: u8,
+}
+
+/// A range of ports, in host byte order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortRange {
+    /// The first port.
+    pub first: u16,
+    /// The last port, not lower than the first.
+    pub last: u16,
+}
+
+impl PortRange {
+    /// Parses a range such as `1024-29999`. Port 0 is not allowed.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (first, last) = text.split_once('-')?;
+        let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
+        let range = Self { first: port(first)?, last: port(last)? };
+        (range.first <= range.last).then_some(range)
+    }
+
+    /// Returns true if a port is in both ranges.
+    pub const fn overlaps(self, other: Self) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
 /// What the kernel reports about this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     /// The addresses of all links, without IPv6 link-local addresses; sorted.
     pub addresses: Vec<LinkAddress>,
+    /// The addresses that packets may leave with, in the kernel's order.
+    pub source_addresses: Vec<SourceAddress>,
     /// All links; sorted.
     pub links: Vec<Link>,
     /// What translates packets that come in on links.
@@ -186,5 +230,25 @@ impl ProxyVariables {
 impl fmt::Debug for ProxyVariables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ProxyVariables").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn port_ranges_have_two_ports_in_order() {
+        assert_eq!(PortRange::parse("1024-29999"), Some(PortRange { first: 1_024, last: 29_999 }));
+        for text in ["", "1024", "2-1", "0-1", "1-65536", "1-2-3", "a-b"] {
+            assert_eq!(PortRange::parse(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn port_ranges_with_a_port_in_common_overlap() {
+        let range = |first, last| PortRange { first, last };
+        assert!(range(1, 5).overlaps(range(5, 9)) && range(5, 9).overlaps(range(1, 5)));
+        assert!(!range(1, 4).overlaps(range(5, 9)) && !range(5, 9).overlaps(range(1, 4)));
     }
 }

@@ -3,8 +3,8 @@
 
 use super::{
     AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, EndpointValue, Flow,
-    FlowKey, FragmentKey, FragmentValue, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
-    ServiceValue, SocketPeer, SourceRange, UdpSocket,
+    FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors,
+    ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
 };
 use crate::{Addr, prefilter::PrefilterTable};
 
@@ -49,8 +49,10 @@ macro_rules! for_each_map {
             EXEMPT_NETNS "exempt_netns" HashMap<u64, u8> Config fixed 4096; // More than pods.
             EXEMPT_SOURCES "exempt_sources" HashMap<Addr, u8> Config fixed 8192; // Two per pod.
             BRIDGE_PORTS "bridge_ports" HashMap<u32, BridgeAddress> Config fixed 4096;
+            MASQUERADE_ADDRESSES "masquerade_addresses" LpmTrie<MasqueradeSubnet, Addr> Config
+                fixed 16384; // More than links and addresses.
             FLOWS "flows" LruHashMap<FlowKey, Flow> State
-                size flows = 262144 "flows"; // A flow on links has two entries.
+                size flows = 262144 "flows"; // A flow on links has two entries, or four.
             UNASSURED_FLOWS "unassured_flows" LruHashMap<FlowKey, Flow> State
                 size unassured_flows = 65536 "unassuredFlows"; // New flows, and those of floods.
             FRAGMENTS "fragments" LruHashMap<FragmentKey, FragmentValue> State

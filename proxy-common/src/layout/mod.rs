@@ -9,7 +9,7 @@ use crate::{Addr, Protocol};
 
 /// The version of the layout. Every change of a key or value raises it. A process that finds pinned
 /// maps of another version builds its own maps next to them.
-pub const LAYOUT_VERSION: u32 = 10;
+pub const LAYOUT_VERSION: u32 = 11;
 
 /// Declares the type of a key or value, and asserts its size and that it has no padding.
 macro_rules! map_type {
@@ -231,6 +231,24 @@ impl SourceRange {
     pub const BITS: u32 = Self::SERVICE_BITS + 128;
 }
 
+map_type! {
+    /// Key of `masquerade_addresses`, a longest-prefix trie, whose values are addresses of the node.
+    /// The prefix length counts the bits of both fields.
+    MasqueradeSubnet, 20 {
+        /// The index of the link on which packets leave.
+        link: u32,
+        /// The address of the endpoint.
+        addr: Addr,
+    }
+}
+
+impl MasqueradeSubnet {
+    /// The bits of the key before the address.
+    pub const LINK_BITS: u32 = 32;
+    /// The bits of a whole key, for lookups.
+    pub const BITS: u32 = Self::LINK_BITS + 128;
+}
+
 named_enum! {
     /// The counters of the link programs. The number is the key in `counters`. They count packets
     /// unless the comment says otherwise.
@@ -249,19 +267,22 @@ named_enum! {
         UnknownConnection = 5, "unknown_connection";
         /// Dropped: the packet could not be rewritten.
         NotRewritten = 6, "not_rewritten";
+        /// Dropped: no address or no port was free to masquerade the flow, or the flow is unknown.
+        NotMasqueraded = 7, "not_masqueraded";
     }
 }
 
 map_type! {
     /// The only value of `node`. The first two fields have the same place in every layout.
-    NodeValue, 40 {
+    NodeValue, 48 {
         /// The [`LAYOUT_VERSION`] of the maps in the directory.
         layout: u32,
         /// The [`STATE_LAYOUT_VERSION`] of the maps in the directory that programs write.
         state_layout: u32,
         /// The network namespace cookie of the node, or [`NodeValue::NETNS_UNKNOWN`].
         netns: u64,
-        /// The bit of the mark that makes netfilter masquerade a packet.
+        /// The bit of the mark that makes netfilter masquerade a packet, or the programs on the link
+        /// where it leaves.
         masquerade_mark: u32,
         /// The bit of the mark that makes netfilter reject a packet.
         reject_mark: u32,
@@ -274,6 +295,14 @@ map_type! {
         /// The end of settling on the monotonic clock. Until then flows may be missing, because
         /// these maps replaced maps of another size.
         settling_until_ns: u64,
+        /// The [`Masquerading`].
+        masquerading: u16,
+        /// The first source port of masqueraded flows.
+        first_port: u16,
+        /// The last source port of masqueraded flows.
+        last_port: u16,
+        /// Zero.
+        zero: u16,
     }
 }
 
@@ -309,6 +338,18 @@ pub enum NewFlows {
     Translate = 0,
     /// They leave them to netfilter.
     Leave = 1,
+}
+
+/// What masquerades packets.
+#[repr(u16)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Masquerading {
+    /// Netfilter.
+    Netfilter = 0,
+    /// The programs masquerade the flows that they know, and netfilter masquerades new ones.
+    KnownFlows = 1,
+    /// The programs.
+    Programs = 2,
 }
 
 impl NodeValue {

@@ -105,6 +105,11 @@ pub enum Direction {
     Original = 0,
     /// From the endpoint to the client. Packets are translated back as they leave on a link.
     Reply = 1,
+    /// From the client to the endpoint, after translation. Packets are masqueraded as they leave on
+    /// a link: they get an address of this node as their source.
+    Masquerade = 2,
+    /// From the endpoint to that address. Packets are translated back as they come in on a link.
+    MasqueradeReply = 3,
 }
 
 map_type! {

@@ -41,13 +41,16 @@ fn translate<F: Frame, T: Tables>(
     let Some(ports) = inner.ports(frame) else { return Outcome::Proceed };
     let before = inner.tuple(ports);
     let mut after = before;
-    if reverse_translation(tables, direction, protocol, &mut after).is_none() {
+    if reverse_translation(tables, direction, protocol, &mut after).is_none()
+        && reverse_translation(tables, direction.masqueraded(), protocol, &mut after).is_none()
+    {
         return Outcome::Proceed;
     }
     let (mut source, mut destination) = (outer.source, outer.destination);
     match direction {
         Direction::Original if destination == before.source.addr => destination = after.source.addr,
-        // Errors of the endpoint itself get the VIP as their source. Errors of routers keep theirs.
+        // Errors of the endpoint itself get the VIP as their source, and those of a client that is
+        // masqueraded the address of the node. Errors of routers keep theirs.
         Direction::Reply if source == before.destination.addr => source = after.destination.addr,
         _ => {}
     }

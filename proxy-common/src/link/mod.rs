@@ -4,6 +4,7 @@
 
 mod fragment;
 mod icmp_error;
+mod masquerade;
 mod original;
 mod reply;
 
@@ -27,18 +28,19 @@ pub enum Outcome {
 /// Handles a packet for this node that comes in on a link.
 #[inline(always)]
 pub fn ingress(frame: &impl Frame, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
-    process(frame, tables, header, version, Direction::Original)
+    process(frame, tables, header, version, Direction::Original, false)
 }
 
 /// Handles a packet that leaves on a link.
 #[inline(always)]
 pub fn egress(frame: &impl Frame, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
-    clear_marks(frame, tables);
-    process(frame, tables, header, version, Direction::Reply)
+    let is_masqueraded = take_marks(frame, tables);
+    process(frame, tables, header, version, Direction::Reply, is_masqueraded)
 }
 
 /// Handles a packet at the hook where packets of this direction are translated. The direction is a
-/// constant in each program.
+/// constant in each program. `is_masqueraded` says that the programs masquerade the packet if they
+/// know its flow, or if it begins one.
 #[inline(always)]
 fn process(
     frame: &impl Frame,
@@ -46,6 +48,7 @@ fn process(
     header: u32,
     version: IpVersion,
     direction: Direction,
+    is_masqueraded: bool,
 ) -> Outcome {
     let mut packet = Packet::at(header, version);
     if packet.read(frame).is_none() {
@@ -65,14 +68,34 @@ fn process(
         Fragment::Later { id } => return fragment::translate_later(frame, tables, &packet, direction, id),
     }
     let Some(ports) = packet.ports(frame) else { return Outcome::Proceed };
-    match direction {
-        Direction::Original if may_be_vip(tables, &packet.destination, ports[1]) => {
-            original::transport(frame, tables, &packet, protocol, ports)
-        }
-        Direction::Reply if reply::may_match(tables, &packet, protocol, ports) => {
-            reply::transport(frame, tables, &packet, protocol, ports)
-        }
-        Direction::Original | Direction::Reply => Outcome::Proceed,
+    if matches!(direction, Direction::Original) {
+        incoming(frame, tables, &packet, protocol, ports)
+    } else if is_masqueraded {
+        masquerade::original(frame, tables, &packet, protocol, ports)
+    } else if reply::may_match(tables, &packet, protocol, ports) {
+        reply::transport(frame, tables, &packet, protocol, ports)
+    } else {
+        Outcome::Proceed
+    }
+}
+
+/// Handles a TCP or UDP packet that comes in.
+#[inline(always)]
+fn incoming<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    protocol: Protocol,
+    ports: [u16; 2],
+) -> Outcome {
+    if masquerade::may_be_reply(tables, packet, ports)
+        && let Some(outcome) = masquerade::reply(frame, tables, packet, protocol, ports)
+    {
+        outcome
+    } else if may_be_vip(tables, &packet.destination, ports[1]) {
+        original::transport(frame, tables, packet, protocol, ports)
+    } else {
+        Outcome::Proceed
     }
 }
 
@@ -90,16 +113,19 @@ fn malformed<T: Tables>(tables: &T) -> Outcome {
 }
 
 /// Clears the bits of the mark for netfilter, which has done its work when the packet leaves.
-/// Packets of a tunnel inherit the mark and must not be masqueraded or rejected again.
+/// Packets of a tunnel inherit the mark and must not be masqueraded or rejected again. Returns true
+/// if the programs masquerade packets and this one had the mark or the note for it.
 #[inline(always)]
-fn clear_marks(frame: &impl Frame, tables: &impl Tables) {
-    let mark = frame.mark();
+fn take_marks(frame: &impl Frame, tables: &impl Tables) -> bool {
+    let (mark, is_noted) = (frame.mark(), masquerade::take_note(frame));
     if mark != 0
         && let Some(node) = tables.node()
         && mark & (node.masquerade_mark | node.reject_mark) != 0
     {
         frame.set_mark(mark & !(node.masquerade_mark | node.reject_mark));
+        return is_noted || mark & node.masquerade_mark != 0 && node.masquerades_known_flows();
     }
+    is_noted
 }
 
 /// Returns true while flows may be missing, because a map of another size is replacing the map

@@ -5,7 +5,7 @@ use crate::{
     Addr, Protocol,
     flow::{self, observed_state},
     layout::{Direction, Endpoint, Flow, FlowKey, ServiceEvent, ServiceKey, flow_state},
-    packet::{Fragment, Frame, Packet, Tuple},
+    packet::{Fragment, Frame, Packet, TcpFlags, Tuple},
     rewrite, service,
     tables::Tables,
 };
@@ -25,7 +25,7 @@ pub(super) fn may_match(
 
 /// Returns true if an address and port may be an endpoint. A function call of its own saves stack.
 #[inline(never)]
-fn may_be_endpoint<T: Tables>(tables: &T, address: &Addr, port: u16) -> bool {
+pub(super) fn may_be_endpoint<T: Tables>(tables: &T, address: &Addr, port: u16) -> bool {
     service::may_be_endpoint(tables, address, port)
 }
 
@@ -53,14 +53,26 @@ pub(super) fn transport<F: Frame, T: Tables>(
         tables.remove_flow(&key);
         return Outcome::Proceed;
     }
-    flow::touch(tables, &key, &flow, observed_state(Direction::Reply, tcp), tables.now_ns());
-    if tcp.is_syn_ack() && !flow.is_assured() {
-        note_sequence(frame, tables, packet, &key, &flow);
-    }
-    if !protocol.is_connection_oriented() {
-        flow::keep_opposite(tables, &key, &flow);
-    }
+    observe(frame, tables, packet, (&key, &flow), tcp);
     translate(frame, tables, packet, protocol, (&key, &flow))
+}
+
+/// Updates a known flow for a packet of its endpoint.
+#[inline(always)]
+pub(super) fn observe<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    (key, flow): (&FlowKey, &Flow),
+    tcp: TcpFlags,
+) {
+    flow::touch(tables, key, flow, observed_state(Direction::Reply, tcp), tables.now_ns());
+    if tcp.is_syn_ack() && !flow.is_assured() {
+        note_sequence(frame, tables, packet, key, flow);
+    }
+    if key.proto != Protocol::Tcp.number() {
+        flow::keep_opposite(tables, key, flow);
+    }
 }
 
 /// Notes the sequence number that the client must acknowledge for the flow to be assured. A

@@ -104,19 +104,21 @@ impl PrefilterItem {
     }
 
     /// Returns the items that packets of a flow need, even if its Service or endpoint is gone: of
-    /// the VIP as an address and as a node port, and of the endpoint. Both entries of a flow give
-    /// the same items.
+    /// the VIP as an address and as a node port, and of the endpoint. The entries of a flow that is
+    /// masqueraded need only the endpoint. Both entries of a flow give the same items.
     pub const fn of_flow(key: &FlowKey, flow: &Flow) -> [Self; 3] {
-        let (vip, endpoint): (&Endpoint, &Endpoint) = if key.direction == Direction::Original as u8 {
-            (&key.destination, &flow.destination)
-        } else {
-            (&flow.source, &key.source)
+        const ORIGINAL: u8 = Direction::Original as u8;
+        const REPLY: u8 = Direction::Reply as u8;
+        const MASQUERADE: u8 = Direction::Masquerade as u8;
+        let (vip, endpoint): (Option<&Endpoint>, &Endpoint) = match key.direction {
+            ORIGINAL => (Some(&key.destination), &flow.destination),
+            REPLY => (Some(&flow.source), &key.source),
+            MASQUERADE => (None, &key.destination),
+            _ => (None, &key.source),
         };
-        [
-            Self::of_service(&vip.addr, vip.port),
-            Self::of_node_port(&vip.addr, vip.port),
-            Self::of_endpoint(&endpoint.addr, endpoint.port),
-        ]
+        let endpoint = Self::of_endpoint(&endpoint.addr, endpoint.port);
+        let Some(vip) = vip else { return [endpoint; 3] };
+        [Self::of_service(&vip.addr, vip.port), Self::of_node_port(&vip.addr, vip.port), endpoint]
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Random frames and Services. They have few addresses and ports, so that they often match.
 
-use std::{net::SocketAddr, vec, vec::Vec};
+use std::{boxed::Box, net::SocketAddr, vec, vec::Vec};
 
 use proptest::{collection::vec as vec_of, prelude::*, sample::select};
 
@@ -22,7 +22,7 @@ pub enum Step {
     /// Seconds pass.
     Wait(u64),
     /// Userspace writes the maps.
-    Configure(ConfigMaps),
+    Configure(Box<ConfigMaps>),
 }
 
 /// Generates a node with Services, and the events on it.
@@ -36,7 +36,7 @@ fn step(ip: Addresses) -> impl Strategy<Value = Step> {
     prop_oneof![
         16 => (hook(), input(ip)).prop_map(|(hook, input)| Step::Pass(hook, input)),
         1 => select(&[1, 25, 100][..]).prop_map(Step::Wait),
-        1 => config(ip).prop_map(Step::Configure),
+        1 => config(ip).prop_map(|config| Step::Configure(Box::new(config))),
     ]
 }
 

@@ -7,8 +7,8 @@ use crate::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, Counter, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey,
-        FragmentValue, LAYOUT_VERSION, LocalDetection, MemberKey, NewFlows, NodeValue, ProgramError,
-        STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue, SocketScope,
+        FragmentValue, LAYOUT_VERSION, LocalDetection, Masquerading, MemberKey, NewFlows, NodeValue,
+        ProgramError, STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue, SocketScope,
     },
     prefilter::PrefilterItem,
 };
@@ -32,6 +32,8 @@ pub struct ConfigMaps {
     pub exempt_sources: BTreeSet<Addr>,
     /// `local_links`.
     pub local_links: BTreeSet<u32>,
+    /// `masquerade_addresses`: the link, and the address and length of the prefix, of 128 bits.
+    pub masquerade_addresses: BTreeMap<(u32, Addr, u32), Addr>,
     /// `node`.
     pub node: NodeValue,
 }
@@ -47,6 +49,7 @@ impl Default for ConfigMaps {
             local_sources: BTreeSet::new(),
             exempt_sources: BTreeSet::new(),
             local_links: BTreeSet::new(),
+            masquerade_addresses: BTreeMap::new(),
             node: NodeValue {
                 netns: NodeValue::NETNS_UNKNOWN,
                 layout: LAYOUT_VERSION,
@@ -57,6 +60,10 @@ impl Default for ConfigMaps {
                 socket_scope: SocketScope::All as u16,
                 new_flows: NewFlows::Translate as u16,
                 settling_until_ns: 0,
+                masquerading: Masquerading::Netfilter as u16,
+                first_port: 0,
+                last_port: 0,
+                zero: 0,
             },
         }
     }

@@ -16,6 +16,7 @@ use crate::{
 pub struct MemoryFrame {
     octets: RefCell<Vec<u8>>,
     mark: Cell<u32>,
+    note: Cell<u32>,
     checksum: ChecksumState,
     /// The sum that the hardware computed of all but the Ethernet header (`skb->csum`).
     hardware_sum: Cell<u64>,
@@ -31,6 +32,7 @@ impl MemoryFrame {
         Self {
             octets: RefCell::new(input.bytes.clone()),
             mark: Cell::new(input.mark),
+            note: Cell::new(0),
             checksum: input.checksum,
             hardware_sum: Cell::new(sum(&input.bytes)),
         }
@@ -130,5 +132,13 @@ impl Frame for MemoryFrame {
 
     fn set_mark(&self, mark: u32) {
         self.mark.set(mark);
+    }
+
+    fn note(&self) -> u32 {
+        self.note.get()
+    }
+
+    fn set_note(&self, note: u32) {
+        self.note.set(note);
     }
 }

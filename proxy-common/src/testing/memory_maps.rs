@@ -29,6 +29,8 @@ pub struct MemoryMaps {
     pub random: Cell<u32>,
     /// What is added to the random number after each use.
     pub random_step: u32,
+    /// What makes random numbers of this sequence.
+    pub random_of: fn(u32) -> u32,
     /// What another CPU does when the next random number is used. It runs once.
     pub on_random: Cell<Option<fn(&Self)>>,
 }
@@ -44,6 +46,7 @@ impl Default for MemoryMaps {
             now_ns: Cell::new(START_NS),
             random: Cell::new(0),
             random_step: 0x9e37_79b9,
+            random_of: |number| number,
             on_random: Cell::new(None),
         }
     }
@@ -117,6 +120,14 @@ impl Tables for MemoryMaps {
 
     fn is_local_link(&self, link: u32) -> bool {
         self.config.local_links.contains(&link)
+    }
+
+    fn masquerade_address(&self, link: u32, endpoint: &Addr) -> Option<Addr> {
+        let subnets = self.config.masquerade_addresses.iter();
+        let matches =
+            subnets.filter(|((of, subnet, length), _)| *of == link && contains(subnet, *length, *endpoint));
+        let longest = matches.max_by_key(|((_, _, length), _)| *length);
+        longest.map(|(_, address)| *address).filter(|address| address.is_v4() == endpoint.is_v4())
     }
 
     fn node(&self) -> Option<NodeValue> {
@@ -225,7 +236,7 @@ impl Tables for MemoryMaps {
         if let Some(action) = self.on_random.take() {
             action(self);
         }
-        self.random.replace(self.random.get().wrapping_add(self.random_step))
+        (self.random_of)(self.random.replace(self.random.get().wrapping_add(self.random_step)))
     }
 }
 

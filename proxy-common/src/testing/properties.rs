@@ -46,7 +46,7 @@ proptest! {
                     let state = memory.state().aged(seconds).expect("the clock began days ago");
                     memory.set_state(&state);
                 }
-                Step::Configure(config) => memory.config = config,
+                Step::Configure(config) => memory.config = *config,
             }
         }
     }

@@ -161,6 +161,19 @@ impl<L: Layer> Frame for Skb<L> {
         // field.
         unsafe { (&raw mut (*self.skb).mark).write_volatile(mark) };
     }
+
+    #[inline(always)]
+    fn note(&self) -> u32 {
+        // SAFETY: the context is valid while the program runs.
+        unsafe { (&raw const (*self.skb).tc_index).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn set_note(&self, note: u32) {
+        // SAFETY: the context is valid while the program runs, and link programs may write the
+        // field. The kernel copies it to the fragments of a packet, and forwards it.
+        unsafe { (&raw mut (*self.skb).tc_index).write_volatile(note) };
+    }
 }
 
 #[inline(always)]

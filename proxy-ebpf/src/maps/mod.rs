@@ -16,9 +16,9 @@ use proxy_common::{
     Addr, for_each_map,
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, Endpoint, EndpointKey, EndpointValue,
-        Flow, FlowKey, FragmentKey, FragmentValue, MemberKey, NodeValue, Program, ProgramError,
-        ProgramErrors, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SocketScope,
-        SourceRange, TraceEvent, UdpSocket, flow_state, service_slot,
+        Flow, FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey, NodeValue, Program,
+        ProgramError, ProgramErrors, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer,
+        SocketScope, SourceRange, TraceEvent, UdpSocket, flow_state, service_slot,
     },
     packet::TcpFlags,
     prefilter::{PrefilterItem, PrefilterTable},
@@ -175,6 +175,14 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     #[inline(always)]
     fn is_local_link(&self, link: u32) -> bool {
         LOCAL_LINKS.get_ptr(&link).is_some()
+    }
+
+    #[inline(always)]
+    fn masquerade_address(&self, link: u32, endpoint: &Addr) -> Option<Addr> {
+        let key = Key::new(MasqueradeSubnet::BITS, MasqueradeSubnet { link, addr: *endpoint });
+        let address = MASQUERADE_ADDRESSES.get(&key)?;
+        // The prefix of length 0 of IPv6 contains the IPv4 addresses too.
+        if address.is_v4() == endpoint.is_v4() { Some(*address) } else { None }
     }
 
     #[inline(always)]

@@ -11,14 +11,14 @@ use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::{
     RouteNetlinkMessage,
-    address::{AddressAttribute, AddressMessage},
+    address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope},
     link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
 };
 use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
 use tokio::sync::{Notify, watch};
 
 use super::{KernelError, bpf::tc, netlink::attribute};
-use crate::net::{Link, LinkAddress, LinkHeader, MacAddress, NodeFacts};
+use crate::net::{Link, LinkAddress, LinkHeader, MacAddress, NodeFacts, SourceAddress};
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
 
@@ -143,22 +143,17 @@ async fn list(handle: &Handle, excluded_link: &str) -> Result<(NodeFacts, Option
     links.sort();
     let names: HashMap<u32, Arc<str>> =
         links.iter().map(|link| (link.index, Arc::clone(&link.name))).collect();
-    let mut addresses: Vec<LinkAddress> = handle
-        .address()
-        .get()
-        .execute()
-        .map_err(failed("addresses"))
-        .try_filter_map(|message| {
-            let address = link_address(&message, &names);
-            async move { Ok(address) }
-        })
-        .try_collect()
-        .await?;
+    let messages: Vec<AddressMessage> =
+        handle.address().get().execute().map_err(failed("addresses")).try_collect().await?;
+    let mut addresses: Vec<LinkAddress> =
+        messages.iter().filter_map(|message| link_address(message, &names)).collect();
     addresses.retain(|address| &*address.link != excluded_link);
     addresses.sort();
     addresses.dedup();
     let excluded = links.iter().find(|link| &*link.name == excluded_link).map(|link| link.index);
-    Ok((NodeFacts { addresses, links, ..NodeFacts::default() }, excluded))
+    let source_addresses = messages.iter().filter_map(source_address);
+    let source_addresses = source_addresses.filter(|source| Some(source.link) != excluded).collect();
+    Ok((NodeFacts { addresses, source_addresses, links, ..NodeFacts::default() }, excluded))
 }
 
 /// Reads a message of rtnetlink with all readers, for fuzz targets.
@@ -169,6 +164,7 @@ pub(super) fn read_any(message: &Message) {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(message)) => drop(link(message)),
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewAddress(message)) => {
             link_address(message, &names);
+            source_address(message);
         }
         _ => {}
     }
@@ -223,14 +219,30 @@ fn header(kind: LinkLayerType) -> LinkHeader {
     }
 }
 
+/// Returns the address in a message if packets may leave with it.
+fn source_address(message: &AddressMessage) -> Option<SourceAddress> {
+    const UNSUITABLE: AddressHeaderFlags = AddressHeaderFlags::Secondary
+        .union(AddressHeaderFlags::Deprecated)
+        .union(AddressHeaderFlags::Tentative)
+        .union(AddressHeaderFlags::Dadfailed);
+    let is_suitable =
+        message.header.scope == AddressScope::Universe && !message.header.flags.intersects(UNSUITABLE);
+    let (link, prefix_len) = (message.header.index, message.header.prefix_len);
+    own_address(message).filter(|_| is_suitable).map(|address| SourceAddress { link, address, prefix_len })
+}
+
+/// Returns the address in a message. On point-to-point links, `IFA_ADDRESS` is the peer's address.
+/// `IFA_LOCAL`, if present, is ours.
+fn own_address(message: &AddressMessage) -> Option<IpAddr> {
+    let local = attribute!(message.attributes, AddressAttribute::Local(address) => *address);
+    local.or_else(|| attribute!(message.attributes, AddressAttribute::Address(address) => *address))
+}
+
 /// Returns the address in a message. Returns `None` for IPv6 link-local addresses, which belong to
 /// a link and not to the node.
 fn link_address(message: &AddressMessage, links: &HashMap<u32, Arc<str>>) -> Option<LinkAddress> {
     let link = links.get(&message.header.index)?;
-    // On point-to-point links, IFA_ADDRESS is the peer's address. IFA_LOCAL, if present, is ours.
-    let local = attribute!(message.attributes, AddressAttribute::Local(address) => *address);
-    let other = || attribute!(message.attributes, AddressAttribute::Address(address) => *address);
-    let address = local.or_else(other)?;
+    let address = own_address(message)?;
     let link_local = matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
     (!link_local).then(|| LinkAddress {
         link: Arc::clone(link),

@@ -8,6 +8,7 @@ use std::{
 };
 
 use super::KernelError;
+use crate::net::PortRange;
 
 /// Where a manifest mounts the host's `/proc/sys/net`. A container's own `/proc/sys/net` is
 /// read-only unless the container is privileged.
@@ -56,6 +57,17 @@ impl Sysctl {
         }
         self.write(value).map(|()| true)
     }
+}
+
+/// Returns the ports that the kernel chooses for sockets of this network namespace
+/// (`net.ipv4.ip_local_port_range`, for both IP families).
+pub fn local_ports() -> Result<PortRange, KernelError> {
+    let path = root().join("ipv4/ip_local_port_range");
+    let text = fs::read_to_string(&path).map_err(KernelError::path("read", &path))?;
+    let mut words = text.split_whitespace();
+    let range = format!("{}-{}", words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    PortRange::parse(&range)
+        .ok_or_else(|| KernelError::path("read", &path)(io::Error::other(format!("{text:?} is no range"))))
 }
 
 /// Returns the number of online processors, at least 1. Processors that this process may not use
@@ -114,6 +126,11 @@ mod tests {
             assert_eq!(count_processors(list), count, "{list:?}");
         }
         assert!(processors() >= 1);
+    }
+
+    #[test]
+    fn the_kernel_has_a_range_of_local_ports() {
+        assert!(local_ports().is_ok_and(|ports| ports.first < ports.last));
     }
 
     #[test]

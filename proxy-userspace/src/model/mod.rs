@@ -6,6 +6,7 @@ mod frontend_claims;
 mod intern;
 mod link_name;
 mod local_detector;
+mod masquerade_addresses;
 mod name;
 mod node_port_addresses;
 mod node_view;
@@ -36,5 +37,6 @@ pub use snapshot::*;
 pub use state::Model;
 
 pub use crate::net::{
-    IpFamily, Link, LinkAddress, LinkHeader, LinkPath, MacAddress, NodeFacts, Protocol, SocketScope,
+    IpFamily, Link, LinkAddress, LinkHeader, LinkPath, MacAddress, NodeFacts, PortRange, Protocol,
+    SocketScope, SourceAddress,
 };

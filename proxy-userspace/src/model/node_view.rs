@@ -7,9 +7,9 @@ use std::{
 };
 
 use super::{
-    Framing, IpFamily, Link, LinkHeader, LocalTrafficDetector, MacAddress, ModelSettings, Node,
+    Framing, IpFamily, Link, LinkHeader, LocalTrafficDetector, MacAddress, Masquerade, ModelSettings, Node,
     NodeAddressType, NodeFacts, NodeView, ServedLink, local_detector::local_traffic_detector,
-    node_port_addresses::node_port_addresses,
+    masquerade_addresses::masquerade_addresses, node_port_addresses::node_port_addresses,
 };
 
 /// Resolves this node.
@@ -18,11 +18,15 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
     let primary =
         |family| Some((family, own_ip(settings, node, family).or_else(|| kernel_ip(facts, family))?));
     let local_detector = local_traffic_detector(settings, node);
+    let links = served_links(settings, facts);
+    let masquerade = settings
+        .masquerade_ports
+        .map(|ports| Masquerade { ports, addresses: masquerade_addresses(links.keys().copied(), facts) });
     NodeView {
         node_port_addresses: node_port_addresses(settings, node, &local_addresses),
         local_addresses,
         primary_addresses: IpFamily::ALL.into_iter().filter_map(primary).collect(),
-        links: served_links(settings, facts),
+        links,
         has_unserved_links: facts
             .links
             .iter()
@@ -35,6 +39,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         local_detector,
         service_cidrs: Vec::new(),
         masquerade_all: settings.masquerade_all,
+        masquerade,
         being_deleted: node.is_some_and(|node| node.being_deleted),
     }
 }

@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 use glob::Pattern;
 use ipnet::IpNet;
 
-use super::LinkName;
+use super::{LinkName, PortRange};
 
 /// `nodePortAddresses`: the node's addresses on which node ports are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,6 +54,9 @@ pub struct ModelSettings {
     pub node_port_addresses: NodePortAddresses,
     /// `masqueradeAll`: masquerade all traffic to cluster IPs.
     pub masquerade_all: bool,
+    /// The source ports of the flows that the link programs masquerade. `None` if netfilter
+    /// masquerades.
+    pub masquerade_ports: Option<PortRange>,
     /// The links that are served.
     pub interfaces: InterfaceGlobs,
     /// A cluster IP that is an address of one of the node's links is not served, because a process

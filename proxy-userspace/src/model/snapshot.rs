@@ -11,7 +11,8 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    IpFamily, LinkName, LinkPath, MacAddress, Name, NamespacedName, Protocol, SocketScope, TrafficPolicy,
+    IpFamily, LinkName, LinkPath, MacAddress, Name, NamespacedName, PortRange, Protocol, SocketScope,
+    TrafficPolicy,
 };
 
 /// The name of a service port, like upstream's `ServicePortName`: `namespace/name:port`.
@@ -190,8 +191,20 @@ pub struct NodeView {
     pub service_cidrs: Vec<IpNet>,
     /// Masquerade all traffic to cluster IPs.
     pub masquerade_all: bool,
+    /// How the link programs masquerade. `None` if netfilter does.
+    pub masquerade: Option<Masquerade>,
     /// The Node is being deleted: `/healthz` returns 503.
     pub being_deleted: bool,
+}
+
+/// The sources that the link programs give to the packets that they masquerade.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Masquerade {
+    /// The ports.
+    pub ports: PortRange,
+    /// The address for packets that leave on the link with this index for an endpoint in this
+    /// subnet.
+    pub addresses: BTreeMap<(u32, IpNet), IpAddr>,
 }
 
 /// A link on which packets are translated.

@@ -16,6 +16,7 @@ use proxy_userspace::{
         self, KernelError, capabilities,
         command::Launcher,
         ruleset_changes::{TableChangeFlag, TableChanges},
+        sysctl,
     },
     probe,
 };
@@ -63,6 +64,7 @@ pub(super) fn renderer(
 
 /// Creates the programs. Their backstop is created when something needs it.
 fn ebpf(config: &Config, launcher: &Launcher, drift: &Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {
+    warn_of_shared_ports(config);
     let mut programs = Ebpf::new(&assembly::ebpf(config, launcher))?;
     let notified = Arc::clone(drift);
     programs.check_maps(move || notified.notify_one())?;
@@ -71,6 +73,22 @@ fn ebpf(config: &Config, launcher: &Launcher, drift: &Arc<Notify>) -> anyhow::Re
     let (config, launcher, drift) = (config.clone(), launcher.clone(), Arc::clone(drift));
     let create = move || backstop(&config, &launcher, &drift).map_err(Into::into);
     Ok(Box::new(Backstopped::new(programs, policy, Box::new(create))))
+}
+
+/// Warns if sockets of the node may get the source ports of masqueraded flows. Replies to such a
+/// socket are then taken for replies to a flow.
+fn warn_of_shared_ports(config: &Config) {
+    let Some(ports) = config.model.masquerade_ports else { return };
+    match sysctl::local_ports() {
+        Ok(local) if ports.overlaps(local) => tracing::warn!(
+            %ports,
+            %local,
+            "sockets of the node may get the source ports of masqueraded flows: shunt.links.masqueradePorts \
+             must not overlap net.ipv4.ip_local_port_range"
+        ),
+        Ok(_) => {}
+        Err(error) => tracing::debug!(%error, "cannot compare the source ports of masqueraded flows"),
+    }
 }
 
 /// Creates the nftables mode, or the iptables mode where that does not work.

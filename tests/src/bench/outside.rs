@@ -56,8 +56,10 @@ pub(super) enum Way {
     KernelNat,
     /// The proxy in mode nftables.
     Nftables,
-    /// The proxy in mode ebpf, with programs on links.
+    /// The proxy in mode ebpf, with programs on links, and netfilter masquerades.
     Programs,
+    /// The same, but the programs masquerade.
+    Masquerading,
 }
 
 /// Where the endpoint is.
@@ -79,7 +81,10 @@ pub(super) struct OutsideResult {
 }
 
 impl Way {
-    const ALL: [Self; 4] = [Self::Routed, Self::KernelNat, Self::Nftables, Self::Programs];
+    /// Conntrack translates connections in the last three. The kernel goes on to track connections for
+    /// a while afterwards.
+    const ALL: [Self; 5] =
+        [Self::Routed, Self::Masquerading, Self::KernelNat, Self::Nftables, Self::Programs];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -87,6 +92,7 @@ impl Way {
             Self::KernelNat => "two NAT rules",
             Self::Nftables => "mode nftables",
             Self::Programs => "mode ebpf, programs",
+            Self::Masquerading => "ebpf, masquerading",
         }
     }
 
@@ -96,6 +102,10 @@ impl Way {
             Self::Routed | Self::KernelNat => None,
             Self::Nftables => Some(("nftables", Mapping::new())),
             Self::Programs => Some(("ebpf", serde_yaml_ng::from_str("{shunt: {links: {path: programs}}}")?)),
+            Self::Masquerading => {
+                let links = "{shunt: {links: {path: programs, masquerade: programs}}}";
+                Some(("ebpf", serde_yaml_ng::from_str(links)?))
+            }
         })
     }
 

@@ -31,6 +31,9 @@ struct Arguments {
     /// The proxy's flag --links-path, in mode ebpf.
     #[arg(long, value_name = "auto|programs|netfilter")]
     links_path: Option<String>,
+    /// The proxy's flag --links-masquerade, in mode ebpf.
+    #[arg(long, value_name = "netfilter|programs")]
+    links_masquerade: Option<String>,
     /// The proxy's flag --sockets-scope, in mode ebpf.
     #[arg(long, value_name = "auto|all|node")]
     sockets_scope: Option<String>,
@@ -83,6 +86,7 @@ fn run(arguments: Arguments) -> Result<bool> {
     let flags = [
         ("--backstop", arguments.backstop),
         ("--links-path", arguments.links_path),
+        ("--links-masquerade", arguments.links_masquerade),
         ("--sockets-scope", arguments.sockets_scope),
     ];
     let flags = flags.into_iter().filter_map(|(flag, value)| Some((flag, value?))).collect();

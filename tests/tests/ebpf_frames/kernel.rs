@@ -21,8 +21,8 @@ use proxy_common::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, Counter, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey,
-        FragmentValue, MemberKey, NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts, ServiceKey,
-        ServiceValue, SourceRange,
+        FragmentValue, MasqueradeSubnet, MemberKey, NodeValue, Program, ProgramError, ProgramErrors,
+        ServiceCounts, ServiceKey, ServiceValue, SourceRange,
     },
     link::Outcome,
     prefilter::{PrefilterItem, PrefilterTable, sized::SizedPrefilter},
@@ -51,6 +51,7 @@ pub(crate) struct Kernel {
     local_sources: LpmTrie<MapData, Addr, u8>,
     exempt_sources: HashMap<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
+    masquerade_addresses: LpmTrie<MapData, MasqueradeSubnet, Addr>,
     node: Array<MapData, NodeValue>,
     flows: HashMap<MapData, FlowKey, Flow>,
     unassured_flows: HashMap<MapData, FlowKey, Flow>,
@@ -118,6 +119,7 @@ impl Kernel {
             local_sources: map(&mut ebpf, "local_sources"),
             exempt_sources: map(&mut ebpf, "exempt_sources"),
             local_links: map(&mut ebpf, "local_links"),
+            masquerade_addresses: map(&mut ebpf, "masquerade_addresses"),
             node: map(&mut ebpf, "node"),
             flows: map(&mut ebpf, "flows"),
             unassured_flows: map(&mut ebpf, "unassured_flows"),
@@ -263,6 +265,10 @@ impl FrameRunner for Kernel {
             &mut self.local_sources,
             config.local_sources.iter().map(|(addr, length)| (*length, *addr, 0)),
         );
+        let subnets = config.masquerade_addresses.iter().map(|((link, addr, length), address)| {
+            (MasqueradeSubnet::LINK_BITS + length, MasqueradeSubnet { link: *link, addr: *addr }, *address)
+        });
+        fill_trie(&mut self.masquerade_addresses, subnets);
         self.node.set(0, config.node, 0).expect("in the map");
         self.insert_in_prefilter(config.prefilter_items());
         self.config = Some(config.clone());

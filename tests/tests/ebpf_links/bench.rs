@@ -114,6 +114,7 @@ impl Bench {
             map_sizes: small_maps(),
             link_attachment: attachment,
             marks: Marks { masquerade: NodeValue::MASQUERADE_MARK, reject: NodeValue::REJECT_MARK },
+            netfilter_masquerades: true,
             netfilter: None,
             log: LogLevel::Off,
         };
@@ -232,6 +233,7 @@ fn model_settings() -> ModelSettings {
         node_port_addresses: NodePortAddresses::All,
         leaves_cluster_ips_of_links: false,
         masquerade_all: false,
+        masquerade_ports: None,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),
     }

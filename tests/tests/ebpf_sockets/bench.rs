@@ -92,6 +92,7 @@ impl Bench {
             map_sizes: MapSizes { services: 64, endpoints: 256, ..MapSizes::default() },
             link_attachment: LinkAttachment::Probe,
             marks: Marks { masquerade: NodeValue::MASQUERADE_MARK, reject: NodeValue::REJECT_MARK },
+            netfilter_masquerades: true,
             netfilter: None,
             log: LogLevel::Off,
         };

@@ -106,7 +106,7 @@ impl Node {
     }
 
     pub(crate) fn rules(&self) -> Rules {
-        Rules::new(MARKS, self.launcher.clone())
+        Rules::new(MARKS, true, self.launcher.clone())
     }
 
     pub(crate) fn put(&self, rules: &mut Rules) {

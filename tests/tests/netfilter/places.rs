@@ -46,7 +46,7 @@ fn next_process_finds_the_rules_in_place() {
     node.both_families("iptables-legacy -A FORWARD -j ACCEPT");
     node.put(&mut node.rules());
     assert!(node.are_installed(&mut node.rules()));
-    let mut other = Rules::new(Marks { masquerade: 1 << 20, ..MARKS }, node.launcher.clone());
+    let mut other = Rules::new(Marks { masquerade: 1 << 20, ..MARKS }, true, node.launcher.clone());
     assert!(!node.are_installed(&mut other), "these are for other marks");
     node.put(&mut other);
     assert!(!node.are_installed(&mut node.rules()));

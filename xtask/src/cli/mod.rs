@@ -127,6 +127,10 @@ struct Conformance {
     /// [default: auto].
     #[arg(long)]
     links_path: Option<String>,
+    /// The flag --links-masquerade of the proxy, in mode ebpf: netfilter or programs
+    /// [default: netfilter].
+    #[arg(long)]
+    links_masquerade: Option<String>,
     /// The flag --sockets-scope of the proxy, in mode ebpf: auto, all or node [default: auto].
     #[arg(long)]
     sockets_scope: Option<String>,

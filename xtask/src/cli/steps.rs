@@ -57,6 +57,7 @@ pub(crate) fn conformance(what: &Conformance) -> Run {
         ("--source", what.source.clone().map(Into::into)),
         ("--backstop", what.backstop.clone().map(Into::into)),
         ("--links-path", what.links_path.clone().map(Into::into)),
+        ("--links-masquerade", what.links_masquerade.clone().map(Into::into)),
         ("--sockets-scope", what.sockets_scope.clone().map(Into::into)),
         ("--cases", what.cases.clone().map(Into::into)),
         ("--only", list(&what.only)),

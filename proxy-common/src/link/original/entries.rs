@@ -2,7 +2,7 @@
 
 use super::ClientPacket;
 use crate::{
-    layout::{Counter, Flow, ServiceEvent, flow_state},
+    layout::{Counter, Direction, Flow, ServiceEvent, flow_state},
     packet::Tuple,
     tables::Tables,
 };
@@ -17,11 +17,11 @@ pub(super) fn write(tables: &impl Tables, incoming: &mut ClientPacket, can_reuse
 /// Overwrites the entries of a closed flow. If one of them is missing, the original entry is
 /// removed.
 #[inline(never)]
-fn reuse<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
+pub(in super::super) fn reuse<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
     let ClientPacket { key, flow, .. } = incoming;
     let reply_key = flow.opposite_key(key);
     if tables.reuse_flow(&reply_key, &flow.opposite(key)) && tables.reuse_flow(key, flow) {
-        count_new(tables, flow);
+        count_new(tables, incoming);
         return true;
     }
     // The reply entry stays, because it may belong to another flow by now.
@@ -59,7 +59,7 @@ pub(super) const fn port_apart(port: u16) -> u16 {
 #[inline(always)]
 fn insert(tables: &impl Tables, incoming: &mut ClientPacket) -> bool {
     for _ in 0..PORTS {
-        if insert_reply(tables, incoming) {
+        if insert_reply(tables, incoming, Replaces::Ended) {
             return insert_original(tables, incoming);
         }
         let [a, b, ..] = tables.random().to_ne_bytes();
@@ -71,12 +71,12 @@ fn insert(tables: &impl Tables, incoming: &mut ClientPacket) -> bool {
 /// Inserts the entry for packets of the client. If another CPU inserted one for another packet of
 /// the client, that flow counts. It may have another endpoint.
 #[inline(never)]
-fn insert_original<T: Tables>(tables: &T, incoming: &mut ClientPacket) -> bool {
-    let ClientPacket { key, flow, .. } = incoming;
-    if tables.add_flow(key, flow) {
-        count_new(tables, flow);
+pub(in super::super) fn insert_original<T: Tables>(tables: &T, incoming: &mut ClientPacket) -> bool {
+    if tables.add_flow(&incoming.key, &incoming.flow) {
+        count_new(tables, incoming);
         return true;
     }
+    let ClientPacket { key, flow, .. } = incoming;
     let Some(first) = tables.flow(key) else { return false };
     if first.tuple() != flow.tuple() {
         tables.remove_flow(&flow.opposite_key(key));
@@ -85,10 +85,38 @@ fn insert_original<T: Tables>(tables: &T, incoming: &mut ClientPacket) -> bool {
     true
 }
 
-/// Inserts the entry for packets of the endpoint, unless another flow that has not expired has it.
+/// Which flows a new one replaces that has the same reply entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum Replaces {
+    /// Those that ended or expired.
+    Ended,
+    /// Those that ended so long ago that no endpoint has the connection in TIME-WAIT, and those that
+    /// expired.
+    EndedLongAgo,
+}
+
+/// How long Linux keeps a connection in TIME-WAIT (`TCP_TIMEWAIT_LEN`).
+const TIME_WAIT_NS: u64 = 60_000_000_000;
+
+impl Replaces {
+    #[inline(always)]
+    fn replaces(self, other: &Flow, incoming: &ClientPacket) -> bool {
+        let ClientPacket { protocol, now_ns, .. } = incoming;
+        let has_ended =
+            other.is_closed() && (self == Self::Ended || now_ns.saturating_sub(other.used_ns) > TIME_WAIT_NS);
+        has_ended || other.is_expired(*protocol, *now_ns)
+    }
+}
+
+/// Inserts the entry for packets of the endpoint, unless another flow has it that this one must not
+/// replace.
 #[inline(never)]
-fn insert_reply<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
-    let ClientPacket { key, flow, protocol, .. } = incoming;
+pub(in super::super) fn insert_reply<T: Tables>(
+    tables: &T,
+    incoming: &ClientPacket,
+    replaces: Replaces,
+) -> bool {
+    let ClientPacket { key, flow, .. } = incoming;
     let reply_key = flow.opposite_key(key);
     let reply = flow.opposite(key);
     if tables.add_flow(&reply_key, &reply) {
@@ -97,7 +125,7 @@ fn insert_reply<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
     if let Some(other) = tables.flow(&reply_key) {
         let other_key = other.opposite_key(&reply_key);
         if other_key != *key {
-            if !other.is_closed() && !other.is_expired(*protocol, flow.used_ns) {
+            if !replaces.replaces(&other, incoming) {
                 return false;
             }
             tables.remove_flow(&other_key);
@@ -107,10 +135,13 @@ fn insert_reply<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
     tables.put_flow(&reply_key, &reply)
 }
 
+/// Counts a new flow, but not a second time if it is masqueraded.
 #[inline(always)]
-fn count_new(tables: &impl Tables, flow: &Flow) {
-    tables.count(Counter::FlowsBegun);
-    tables.count_service(flow.service, ServiceEvent::Connection);
+fn count_new(tables: &impl Tables, incoming: &ClientPacket) {
+    if incoming.key.direction == Direction::Original as u8 {
+        tables.count(Counter::FlowsBegun);
+        tables.count_service(incoming.flow.service, ServiceEvent::Connection);
+    }
 }
 
 /// Removes the entries of a flow that does not go on, because netfilter has new flows. The flow of

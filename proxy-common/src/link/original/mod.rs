@@ -1,10 +1,10 @@
 //! The original direction: packets of clients that come in for a Service.
 
 mod classify;
-mod entries;
+pub(super) mod entries;
 
 use self::classify::{Classification, classify};
-use super::{Outcome, count_drop, finish_flow_packet, fragment, ip_length, malformed};
+use super::{Outcome, count_drop, finish_flow_packet, fragment, ip_length, malformed, masquerade};
 use crate::{
     Protocol,
     flow::{self, observed_state},
@@ -14,20 +14,20 @@ use crate::{
     tables::Tables,
 };
 
-/// A packet of the original direction, with the flow that it belongs to or begins.
-struct ClientPacket {
-    key: FlowKey,
+/// A packet of a client, with the flow that it belongs to or begins.
+pub(super) struct ClientPacket {
+    pub(super) key: FlowKey,
     /// [`Flow::NONE`] if there is no entry for the key.
-    flow: Flow,
-    protocol: Protocol,
+    pub(super) flow: Flow,
+    pub(super) protocol: Protocol,
     /// No flag is set unless the protocol is TCP.
-    tcp: TcpFlags,
-    now_ns: u64,
+    pub(super) tcp: TcpFlags,
+    pub(super) now_ns: u64,
 }
 
 impl ClientPacket {
     #[inline(always)]
-    fn trace(&self, tables: &impl Tables, verdict: Counter) {
+    pub(super) fn trace(&self, tables: &impl Tables, verdict: Counter) {
         tables.trace(verdict, &self.key, &self.flow);
     }
 }
@@ -50,23 +50,14 @@ pub(super) fn transport<F: Frame, T: Tables>(
     }
     match classify(frame, tables, &mut incoming) {
         Classification::Existing => {
-            let ClientPacket { key, flow, now_ns, .. } = &incoming;
+            let ClientPacket { flow, now_ns, .. } = &incoming;
             if flow.is_held(*now_ns) {
                 return Outcome::Drop;
             }
             if flow.state & flow_state::LEFT != 0 {
                 return Outcome::Proceed;
             }
-            if tcp.is_syn() && flow.state & flow_state::REPLIED != 0 {
-                flow::note_syn(tables, key, flow, *now_ns);
-            } else if !tcp.has_rst() || is_acceptable_reset(frame, tables, packet, &incoming) {
-                let observed = observed_state(Direction::Original, tcp);
-                if assures(frame, packet, &incoming) {
-                    flow::assure(tables, key, flow, observed, *now_ns);
-                } else if !flow.is_of_conntrack() {
-                    flow::touch(tables, key, flow, observed, *now_ns);
-                }
-            }
+            observe(frame, tables, packet, &incoming);
         }
         class @ (Classification::New | Classification::Reused) => {
             if !entries::write(tables, &mut incoming, matches!(class, Classification::Reused)) {
@@ -88,6 +79,22 @@ pub(super) fn transport<F: Frame, T: Tables>(
         return Outcome::Proceed;
     }
     translate(frame, tables, packet, &incoming)
+}
+
+/// Updates a known flow for a packet of its client.
+#[inline(always)]
+pub(super) fn observe<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, incoming: &ClientPacket) {
+    let ClientPacket { key, flow, tcp, now_ns, .. } = incoming;
+    if tcp.is_syn() && flow.state & flow_state::REPLIED != 0 {
+        flow::note_syn(tables, key, flow, *now_ns);
+    } else if !tcp.has_rst() || is_acceptable_reset(frame, tables, packet, incoming) {
+        let observed = observed_state(Direction::Original, *tcp);
+        if assures(frame, packet, incoming) {
+            flow::assure(tables, key, flow, observed, *now_ns);
+        } else if !flow.is_of_conntrack() {
+            flow::touch(tables, key, flow, observed, *now_ns);
+        }
+    }
 }
 
 /// Returns true if a reset of the client changes the state of its connection. One that anybody may
@@ -133,7 +140,9 @@ fn translate<F: Frame, T: Tables>(
     let mark = if flow.state & flow_state::MASQUERADE == 0 {
         0
     } else {
-        set_mark(frame, tables, |node| node.masquerade_mark)
+        set_mark(frame, tables, |node| {
+            if masquerade::ask(frame, packet, node, flow) { 0 } else { node.masquerade_mark }
+        })
     };
     if let Fragment::First { .. } = packet.fragment {
         fragment::record_first(tables, packet, Direction::Original, flow, mark);

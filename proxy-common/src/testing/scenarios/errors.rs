@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Types and codes of errors. The first is that of path MTU discovery.
-fn kinds(ip: &Addresses) -> [[u8; 2]; 5] {
+pub(super) fn kinds(ip: &Addresses) -> [[u8; 2]; 5] {
     if ip.node.is_ipv4() {
         [[3, 4], [3, 3], [4, 0], [11, 0], [12, 0]]
     } else {
@@ -19,7 +19,13 @@ fn kinds(ip: &Addresses) -> [[u8; 2]; 5] {
 
 /// Returns an error about a packet. It holds this number of bytes after the IP header of the inner
 /// packet.
-fn error_about(kind: [u8; 2], from: IpAddr, to: IpAddr, inner: TestPacket, bytes: usize) -> TestPacket {
+pub(super) fn error_about(
+    kind: [u8; 2],
+    from: IpAddr,
+    to: IpAddr,
+    inner: TestPacket,
+    bytes: usize,
+) -> TestPacket {
     let header = if from.is_ipv4() { 20 } else { 40 };
     let mut error = TestPacket::icmp_error(kind, from, to, inner);
     if let Payload::Icmp { length, .. } = &mut error.payload {
@@ -30,7 +36,7 @@ fn error_about(kind: [u8; 2], from: IpAddr, to: IpAddr, inner: TestPacket, bytes
 
 /// Returns a packet with the transport checksum of another, because programs do not change the
 /// checksum of an inner packet.
-fn with_checksum_of(packet: TestPacket, other: &TestPacket) -> TestPacket {
+pub(super) fn with_checksum_of(packet: TestPacket, other: &TestPacket) -> TestPacket {
     let sum = if packet.protocol() == 6 { 16 } else { 6 };
     let carried = other.payload_bytes();
     TestPacket { checksum: Some([carried[sum], carried[sum + 1]]), ..packet }

@@ -7,6 +7,7 @@ mod errors;
 mod floods;
 mod fragments;
 mod headers;
+mod masquerade;
 mod ports;
 mod rejected;
 mod sources;
@@ -28,13 +29,14 @@ pub struct Scenario {
 }
 
 /// All scenarios by file.
-pub const ALL: [&[Scenario]; 11] = [
+pub const ALL: [&[Scenario]; 12] = [
     affinity::ALL,
     counts::ALL,
     errors::ALL,
     floods::ALL,
     fragments::ALL,
     headers::ALL,
+    masquerade::ALL,
     ports::ALL,
     sources::ALL,
     tcp::ALL,

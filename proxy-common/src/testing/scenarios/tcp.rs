@@ -80,7 +80,7 @@ fn segments_update_the_state_of_both_entries(node: &mut TestNode<'_>) {
     for (direction, flags, expected) in steps {
         match direction {
             Direction::Original => node.ingress(&fixture.first.clone().flags(flags)),
-            Direction::Reply => node.egress(&fixture.reply().flags(flags)),
+            _ => node.egress(&fixture.reply().flags(flags)),
         };
         for (direction, packet) in
             [(Direction::Original, &fixture.first), (Direction::Reply, &fixture.reply())]

@@ -109,6 +109,10 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
         .help("Keep the rules of the nftables mode (else of the iptables mode) beneath the programs, for what these cannot or must not translate; auto keeps them while something needs them, such as a Service with an SCTP port, or --links-path"),
     always(EBPF, "links-path", "shunt.links.path", "auto|programs|netfilter")
         .help("What translates packets that come in on links: programs, or netfilter (the backstop); auto takes programs if nothing else on the node could notice, and logs what could otherwise"),
+    always(EBPF, "links-masquerade", "shunt.links.masquerade", "netfilter|programs")
+        .help("What masquerades packets that come in on links: netfilter, with conntrack, or the programs, without it"),
+    always(EBPF, "links-masquerade-ports", "shunt.links.masqueradePorts", "FIRST-LAST")
+        .help("Source ports of the flows that the programs masquerade, for each endpoint; the node's own sockets and its node ports must not use them"),
     always(EBPF, "sockets-scope", "shunt.sockets.scope", "auto|all|node")
         .help("Whose sockets are served: all; those of the node's network namespace (node); or all but those of pods that redirect their own packets, such as pods of a service mesh (auto). All others are served on links"),
     always(EBPF, "cgroup-root", "shunt.ebpf.cgroupRoot", "PATH")

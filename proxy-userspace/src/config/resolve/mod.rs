@@ -24,8 +24,11 @@ use super::{
 };
 use crate::{
     kernel::{cgroup, ipvs::Timeouts},
-    mode::{BackstopPolicy, LinksPath, Mode, SocketsScope},
-    model::{DetectLocalMode, InterfaceGlobs, LinkName, ModelSettings, NodePortAddresses, parse_cidr_sloppy},
+    mode::{BackstopPolicy, LinksMasquerade, LinksPath, Mode, SocketsScope},
+    model::{
+        DetectLocalMode, InterfaceGlobs, LinkName, ModelSettings, NodePortAddresses, PortRange,
+        parse_cidr_sloppy,
+    },
     node::{ConntrackSettings, NodeSettings},
 };
 
@@ -120,6 +123,7 @@ fn model(settings: &mut Settings, environment: &Environment, mode: Mode) -> Mode
         node_port_addresses: node_port_addresses(settings, mode),
         leaves_cluster_ips_of_links: mode == Mode::Ebpf,
         masquerade_all: settings.is_true(&field(settings, masquerade_section(mode), "masqueradeAll")),
+        masquerade_ports: masquerade_ports(settings).filter(|_| mode == Mode::Ebpf),
         interfaces: InterfaceGlobs {
             only: settings.globs("shunt.ebpf.interfaces"),
             except: settings.globs("shunt.ebpf.excludeInterfaces"),
@@ -365,6 +369,17 @@ fn backstop(settings: &mut Settings) -> (BackstopPolicy, LinksPath) {
         settings.reject("shunt.links.path", "must be auto or programs when shunt.backstop is never");
     }
     (policy.unwrap_or(BackstopPolicy::Auto), path.unwrap_or(LinksPath::Auto))
+}
+
+/// Returns the source ports of the flows that the link programs masquerade, if they do.
+fn masquerade_ports(settings: &mut Settings) -> Option<PortRange> {
+    const PATH: &str = "shunt.links.masqueradePorts";
+    let by = settings.text("shunt.links.masquerade").and_then(LinksMasquerade::from_name);
+    let ports = settings.text(PATH).and_then(PortRange::parse);
+    if ports.is_none() {
+        settings.reject(PATH, "must be a range of ports such as 1024-29999");
+    }
+    ports.filter(|_| by == Some(LinksMasquerade::Programs))
 }
 
 fn masquerade_mark(settings: &Settings, mode: Mode) -> u32 {

@@ -91,6 +91,9 @@ fn describe(step: &Step, state: &State) -> String {
         Step::DetachLink(at) | Step::LeaveLink(at) => link(&format_args!("of index {}", at.index)),
         Step::Put(entry) | Step::Remove(entry) => match entry {
             MapEntry::NodeAddress(address) => format!("the node address {address}"),
+            MapEntry::MasqueradeAddress(_, address) => {
+                format!("the source address {address} of masqueraded packets")
+            }
             MapEntry::LocalSource(range) => format!("the range of pods that begins at {}", range.addr),
             MapEntry::LocalLink(index) => format!("the pod link with index {index}"),
             MapEntry::BridgePort(index, _) => format!("the bridge port of index {index}"),
@@ -99,7 +102,9 @@ fn describe(step: &Step, state: &State) -> String {
             other => format!("an entry of map {}", other.map()),
         },
         Step::SetSocketScope(_) => "which sockets are served".into(),
+        Step::SetMasquerade(_) => "what masquerades packets".into(),
         Step::SetNewFlows(_) => "what translates new flows on links".into(),
+        Step::ForgetSource(address) => format!("the flows with the source address {address}"),
         Step::ForgetFlows { .. } => "the flows that are out of date".into(),
         Step::LeaveFlowsToConntrack => "the UDP flows that conntrack translates".into(),
         Step::HandFlowsToConntrack => "the flows on links, which conntrack takes over".into(),

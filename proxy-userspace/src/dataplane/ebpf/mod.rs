@@ -75,6 +75,8 @@ pub struct EbpfSettings {
     pub link_attachment: LinkAttachment,
     /// The marks that packets get for netfilter.
     pub marks: Marks,
+    /// Netfilter masquerades packets, not the link programs.
+    pub netfilter_masquerades: bool,
     /// Where to find the commands for netfilter rules. `None` leaves netfilter alone.
     pub netfilter: Option<Launcher>,
     /// Which trace events the programs write.
@@ -83,7 +85,8 @@ pub struct EbpfSettings {
 
 impl EbpfSettings {
     fn rules(&self) -> Option<Rules> {
-        self.netfilter.clone().map(|launcher| Rules::new(self.marks, launcher))
+        let rules = |launcher| Rules::new(self.marks, self.netfilter_masquerades, launcher);
+        self.netfilter.clone().map(rules)
     }
 }
 
@@ -221,10 +224,21 @@ impl Ebpf {
 /// The prefix of the names of programs, and so of their links and filters.
 const LINKS: &str = "shunt_";
 
+/// Returns true for the socket programs that translate requests. They are attached after those that
+/// translate replies and names of peers, and removed before them. If the removal is interrupted, and
+/// the next process writes Services before it attaches its programs, no socket gets a peer whose
+/// name nothing translates.
+fn translates_requests(program: &str) -> bool {
+    program.contains("connect") || program.contains("sendmsg")
+}
+
 fn remove_everything(pins: Option<&PinDir>) -> Vec<KernelError> {
     let mut errors = links::remove_all(pins);
     let is_map = |name: &str| MAPS.iter().any(|map| map.name == name);
-    errors.extend(pins.into_iter().flat_map(|pins| pins.remove_all(is_map, LINKS)));
+    if let Some(pins) = pins {
+        errors.extend(pins.remove_links(|name| name.starts_with(LINKS) && translates_requests(name)).err());
+        errors.extend(pins.remove_all(is_map, LINKS));
+    }
     errors
 }
 
@@ -249,7 +263,7 @@ impl Dataplane for Ebpf {
     /// The thread that checks the maps reads them meanwhile, and notifies the sync loop if they
     /// differ.
     fn refresh(&mut self, state: &mut State) -> Result<bool, EbpfError> {
-        let settings = (state.local_detection, state.socket_scope, state.new_flows);
+        let settings = (state.local_detection, state.socket_scope, state.new_flows, state.masquerade);
         let is_certain = state.is_current
             && state.is_taken_over()
             && self.maps.node_settings()? == settings

@@ -64,6 +64,8 @@ pub struct TrackedConnection {
 pub struct Connection {
     /// The original direction before any translation: client and VIP.
     pub untranslated: AddressPair,
+    /// The reply direction as the endpoint sees it.
+    pub reply: AddressPair,
     /// The connection in its old entry.
     pub tracked: TrackedConnection,
     state: EntryState,
@@ -87,6 +89,12 @@ struct EntryState {
 pub trait Translator {
     /// Returns client and VIP of a connection. Returns `None` if it is not to be handed over.
     fn untranslated(&mut self, tracked: &TrackedConnection) -> Option<AddressPair>;
+
+    /// Returns the source that the endpoint sees, if something else than conntrack masquerades the
+    /// connection.
+    fn masqueraded_source(&mut self, _: &TrackedConnection) -> Option<SocketAddr> {
+        None
+    }
 
     /// Starts to hold back the packets of the connection from conntrack. Returns false if the
     /// connection is not to be handed over any more: since its entry was read, it may have ended,
@@ -124,13 +132,32 @@ pub fn hand_over(
     let mut batch = Vec::new();
     dump(family, protocol, None, &mut |attributes| {
         let select = &mut |tracked: &TrackedConnection| translator.untranslated(tracked);
-        batch.extend(read_connection(attributes, protocol, select));
+        let mut connection = read_connection(attributes, protocol, select);
+        if let Some(connection) = &mut connection
+            && let Some(source) = translator.masqueraded_source(&connection.tracked)
+        {
+            connection.reply.destination = source;
+        }
+        batch.extend(connection);
         if batch.len() < BATCH_SIZE {
             return Ok(());
         }
         replacement.replace_held(&std::mem::take(&mut batch), translator)
     })?;
     replacement.replace_held(&batch, translator)?;
+    Ok(replacement.counts)
+}
+
+/// Hands over connections of a family that conntrack did not track so far
+/// ([`Connection::untracked`]), in the calling thread's network namespace.
+pub fn hand_over_untracked(
+    family: IpFamily,
+    connections: &[Connection],
+    translator: &mut dyn Translator,
+) -> Result<HandoverCounts, KernelError> {
+    let mut replacement = Replacement::new(family)?;
+    let mut batches = connections.chunks(BATCH_SIZE);
+    batches.try_for_each(|batch| replacement.replace_held(batch, translator))?;
     Ok(replacement.counts)
 }
 
@@ -171,7 +198,41 @@ pub fn for_each_connection(
     })
 }
 
+/// Returns true if conntrack translates a TCP or UDP connection.
+pub fn translates_connections() -> Result<bool, KernelError> {
+    let mut translates = false;
+    for family in IpFamily::ALL {
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            for_each_connection(family, protocol, &mut |connection| {
+                let TrackedConnection { original, reply, .. } = connection.tracked;
+                translates |= (reply.source, reply.destination) != (original.destination, original.source);
+            })?;
+        }
+    }
+    Ok(translates)
+}
+
 impl Connection {
+    /// Returns a connection that conntrack does not track. Without packets, its entry expires after
+    /// `expires_after`.
+    pub fn untracked(
+        tracked: TrackedConnection,
+        untranslated: AddressPair,
+        reply: AddressPair,
+        expires_after: Duration,
+        is_assured: bool,
+    ) -> Self {
+        let state = EntryState {
+            status: if is_assured { IPS_SEEN_REPLY | IPS_ASSURED } else { 0 },
+            timeout: u32::try_from(expires_after.as_secs()).ok(),
+            mark: None,
+            zone: None,
+            tcp_state: None,
+            protoinfo: None,
+        };
+        Self { untranslated, reply, tracked, state }
+    }
+
     /// Returns true for a TCP connection that is not established yet.
     pub fn is_half_open(&self) -> bool {
         self.state.tcp_state.is_some_and(is_half_open)
@@ -222,7 +283,7 @@ pub(super) fn read_connection(
         tcp_state: tcp.and_then(|tcp| tcp.get(CTA_PROTOINFO_TCP_STATE)?.first().copied()),
         protoinfo: protoinfo.map(|protoinfo| protoinfo.0.to_vec()),
     };
-    Some(Connection { untranslated, tracked, state })
+    Some(Connection { untranslated, reply, tracked, state })
 }
 
 /// Replaces entries and counts the results.
@@ -273,8 +334,9 @@ impl Replacement {
         let mut messages = MessageBuffer::default();
         let mut creations = BTreeMap::new();
         for connection in connections {
-            let TrackedConnection { original, reply, .. } = connection.tracked;
-            let conflicting = [reply, connection.untranslated].into_iter().filter(|_| delete_conflicting);
+            let original = connection.tracked.original;
+            let conflicting =
+                [connection.reply, connection.untranslated].into_iter().filter(|_| delete_conflicting);
             for tuple in [original].into_iter().chain(conflicting) {
                 self.delete(connection, tuple, &mut messages);
             }
@@ -302,7 +364,7 @@ impl Replacement {
     /// Writes the creation of an entry for the untranslated packets, with DNAT and SNAT. Returns
     /// the message's sequence number.
     fn create(&self, connection: &Connection, to: &mut MessageBuffer) -> u32 {
-        let Connection { untranslated, tracked, state } = connection;
+        let Connection { untranslated, reply: to_node, tracked, state } = connection;
         let AddressPair { source, destination } = *untranslated;
         let reply = AddressPair { source: destination, destination: source };
         let sequence = self.socket.next_sequence();
@@ -310,8 +372,8 @@ impl Replacement {
         to.message(conntrack_type(IPCTNL_MSG_CT_NEW), flags, sequence, header(self.family), |to| {
             write_tuple(CTA_TUPLE_ORIG, tracked.protocol, *untranslated, to);
             write_tuple(CTA_TUPLE_REPLY, tracked.protocol, reply, to);
-            write_translation(CTA_NAT_DST, tracked.reply.source, to);
-            write_translation(CTA_NAT_SRC, tracked.reply.destination, to);
+            write_translation(CTA_NAT_DST, to_node.source, to);
+            write_translation(CTA_NAT_SRC, to_node.destination, to);
             to.be32(CTA_STATUS, state.status & (IPS_SEEN_REPLY | IPS_ASSURED) | IPS_CONFIRMED);
             to.be32(CTA_TIMEOUT, state.timeout.unwrap_or(ESTABLISHED_SECONDS));
             write_optional(CTA_MARK, state.mark.as_deref(), to);

@@ -17,7 +17,7 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 
 pub use self::handover::{
     Connection, HandoverCounts, TrackedConnection, Translator, find_connections, for_each_connection,
-    hand_over, replace_entries,
+    hand_over, hand_over_untracked, replace_entries, translates_connections,
 };
 use self::{
     message::{DeletionBatch, Entry, conntrack_type},

@@ -51,6 +51,11 @@ fn read_address(text: &str) -> Option<IpAddr> {
     u32::from_str_radix(text, 16).ok().map(|bits| Ipv4Addr::from_bits(bits).into())
 }
 
+/// Returns true if this kernel has IPVS, built in or as a module that is loaded.
+pub fn is_loaded() -> bool {
+    std::path::Path::new("/proc/thread-self/net/ip_vs").exists()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

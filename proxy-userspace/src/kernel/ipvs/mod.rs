@@ -14,7 +14,7 @@ use std::{
 use libc::c_int;
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP};
 
-pub use self::connections::connections_to;
+pub use self::connections::{connections_to, is_loaded};
 use self::message::{IPVS_CMD_GET_CONFIG, IPVS_CMD_GET_DEST, IPVS_CMD_GET_SERVICE, IPVS_CMD_SET_CONFIG};
 use super::{
     KernelError,

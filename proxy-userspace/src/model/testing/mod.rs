@@ -192,6 +192,7 @@ pub fn settings() -> ModelSettings {
         detect_local: DetectLocalMode::ClusterCidr,
         node_port_addresses: NodePortAddresses::All,
         masquerade_all: false,
+        masquerade_ports: None,
         leaves_cluster_ips_of_links: false,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),

@@ -9,11 +9,11 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 use super::{THIS_NODE, World, cidrs, facts, ip, link, node, port_number, valid_name};
 use crate::{
     model::{
-        AddressType, Delta, DetectLocalMode, Dirty, EndpointSlice, Hints, InterfaceGlobs, Link, LinkHeader,
-        LinkPath, LoadBalancerIngress, LoadBalancerIpMode, MacAddress, ModelSettings, Name, NamespacedName,
-        Node, NodeAddressType, NodeFacts, NodePortAddresses, Protocol, Service, ServicePort, ServiceType,
-        SessionAffinity, SliceEndpoint, SlicePort, Snapshot, SocketScope, TrafficPolicy, UnixNanos,
-        WatchEvent,
+        AddressType, Delta, DetectLocalMode, Dirty, EndpointSlice, Hints, InterfaceGlobs, Link, LinkAddress,
+        LinkHeader, LinkPath, LoadBalancerIngress, LoadBalancerIpMode, MacAddress, ModelSettings, Name,
+        NamespacedName, Node, NodeAddressType, NodeFacts, NodePortAddresses, PortRange, Protocol, Service,
+        ServicePort, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, Snapshot, SocketScope,
+        SourceAddress, TrafficPolicy, UnixNanos, WatchEvent,
     },
     net::NetnsCookie,
 };
@@ -95,16 +95,19 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
         1 => node_ranges().prop_map(|cidrs| NodePortAddresses::Primary { cidrs }),
         1 => node_ranges().prop_map(NodePortAddresses::Cidrs),
     ];
-    (detect_local, node_port_addresses, any::<[bool; 2]>(), interface_globs()).prop_map(
-        |(detect_local, node_port_addresses, [masquerade_all, leaves], interfaces)| ModelSettings {
-            bind_address: None,
-            node_name: THIS_NODE.into(),
-            cluster_cidrs: cidrs(&["10.244.0.0/16", "fd44::/16"]),
-            detect_local,
-            node_port_addresses,
-            masquerade_all,
-            leaves_cluster_ips_of_links: leaves,
-            interfaces,
+    (detect_local, node_port_addresses, any::<[bool; 3]>(), interface_globs()).prop_map(
+        |(detect_local, node_port_addresses, [masquerade_all, leaves, masquerades], interfaces)| {
+            ModelSettings {
+                bind_address: None,
+                node_name: THIS_NODE.into(),
+                cluster_cidrs: cidrs(&["10.244.0.0/16", "fd44::/16"]),
+                detect_local,
+                node_port_addresses,
+                masquerade_all,
+                masquerade_ports: masquerades.then_some(PortRange { first: 1_024, last: 29_999 }),
+                leaves_cluster_ips_of_links: leaves,
+                interfaces,
+            }
         },
     )
 }
@@ -120,12 +123,15 @@ pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
     ];
     let addresses = proptest::sample::subsequence(addresses.to_vec(), 0..=addresses.len());
     (addresses, any_links(), any_link_path(), any_socket_scope(), any_exempt_addresses()).prop_map(
-        |(addresses, links, link_path, socket_scope, exempt_addresses)| NodeFacts {
-            links,
-            link_path,
-            socket_scope,
-            exempt_addresses,
-            ..facts(&addresses)
+        |(addresses, links, link_path, socket_scope, exempt_addresses)| {
+            let facts = facts(&addresses);
+            let source_addresses = facts.addresses.iter().filter_map(|address| {
+                let link = links.iter().find(|link| link.name == address.link && !link.is_loopback)?;
+                let LinkAddress { address, prefix_len, .. } = *address;
+                Some(SourceAddress { link: link.index, address, prefix_len })
+            });
+            let source_addresses = source_addresses.collect();
+            NodeFacts { source_addresses, links, link_path, socket_scope, exempt_addresses, ..facts }
         },
     )
 }

@@ -70,6 +70,7 @@ impl Daemon {
             node_port_addresses: NodePortAddresses::All,
             leaves_cluster_ips_of_links: false,
             masquerade_all: false,
+            masquerade_ports: None,
             bind_address: None,
             interfaces: InterfaceGlobs::default(),
         };

@@ -3,12 +3,15 @@
 use aya::maps::{MapData, lpm_trie::LpmTrie};
 use proxy_common::{
     Addr,
-    layout::{BridgeAddress, EndpointKey, EndpointValue, MemberKey, ServiceKey, ServiceValue, SourceRange},
+    layout::{
+        BridgeAddress, EndpointKey, EndpointValue, MasqueradeSubnet, MemberKey, ServiceKey, ServiceValue,
+        SourceRange,
+    },
 };
 
 use super::{
     super::plan::{
-        ranges::{Prefix, Range},
+        ranges::{LinkSubnet, Prefix, Range},
         step::MapEntry,
     },
     failed,
@@ -32,6 +35,7 @@ pub(crate) struct EntryReader {
     // Kernels before 5.16 have no batches for tries.
     source_ranges: LpmTrie<MapData, SourceRange, u32>,
     local_sources: LpmTrie<MapData, Addr, u8>,
+    masquerade_addresses: LpmTrie<MapData, MasqueradeSubnet, Addr>,
 }
 
 impl EntryReader {
@@ -47,6 +51,7 @@ impl EntryReader {
             exempt_sources: object.reader("exempt_sources")?,
             source_ranges: object.open_map("source_ranges")?,
             local_sources: object.open_map("local_sources")?,
+            masquerade_addresses: object.open_map("masquerade_addresses")?,
         })
     }
 
@@ -66,6 +71,10 @@ impl EntryReader {
         }
         for key in self.local_sources.keys() {
             v(MapEntry::LocalSource(Prefix::from_key(&key.map_err(failed("read", "local_sources"))?)));
+        }
+        for entry in &self.masquerade_addresses {
+            let (key, address) = entry.map_err(failed("read", "masquerade_addresses"))?;
+            v(MapEntry::MasqueradeAddress(LinkSubnet::from_key(&key), address));
         }
         Ok(())
     }

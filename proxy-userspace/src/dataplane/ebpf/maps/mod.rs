@@ -20,15 +20,20 @@ use proxy_common::{
     Addr,
     layout::{
         BridgeAddress, EndpointKey, EndpointValue, LAYOUT_VERSION, LocalDetection, MAPS, MapContent,
-        MapDeclaration, MapSizes, MemberKey, NewFlows, NodeValue, SIZE_SETTINGS, STATE_LAYOUT_VERSION,
-        ServiceKey, ServiceValue, SocketScope, SourceRange, UdpSocket, service_slots,
+        MapDeclaration, MapSizes, MasqueradeSubnet, Masquerading, MemberKey, NewFlows, NodeValue,
+        SIZE_SETTINGS, STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, SocketScope, SourceRange, UdpSocket,
+        service_slots,
     },
     prefilter::PrefilterTable,
 };
 
 use self::{entries::EntryReader, prefilter::Prefilter};
 use super::{
-    plan::{ids::ServiceIds, state::State, step::MapEntry},
+    plan::{
+        ids::ServiceIds,
+        state::State,
+        step::{MapEntry, MasqueradeFields},
+    },
     rules::Marks,
 };
 use crate::{
@@ -60,7 +65,7 @@ pub(crate) fn specs(sizes: &MapSizes, cpus: u32) -> Vec<MapSpec> {
 pub(crate) fn map_full(map: &'static str, sizes: &MapSizes) -> KernelError {
     let remedy = match SIZE_SETTINGS.iter().find(|setting| setting.map == map) {
         Some(setting) => format!("raise {} in the configuration file (--config)", setting.path),
-        None if map == "bridge_ports" => "its size is fixed".into(),
+        None if matches!(map, "bridge_ports" | "masquerade_addresses") => "its size is fixed".into(),
         None if matches!(map, "exempt_netns" | "exempt_sources") => {
             "its size is fixed; --sockets-scope node leaves the sockets of all pods alone".into()
         }
@@ -85,6 +90,7 @@ pub(crate) struct Maps {
     bridge_ports: HashMap<MapData, u32, BridgeAddress>,
     exempt_netns: HashMap<MapData, u64, u8>,
     exempt_sources: HashMap<MapData, Addr, u8>,
+    masquerade_addresses: LpmTrie<MapData, MasqueradeSubnet, Addr>,
     pub(crate) sizes: MapSizes,
     marks: Marks,
     entries: EntryReader,
@@ -146,6 +152,7 @@ impl Maps {
             bridge_ports: object.take_map("bridge_ports")?,
             exempt_netns: object.take_map("exempt_netns")?,
             exempt_sources: object.take_map("exempt_sources")?,
+            masquerade_addresses: object.take_map("masquerade_addresses")?,
             sizes,
             marks,
         })
@@ -170,6 +177,10 @@ impl Maps {
             socket_scope: before.map_or(SocketScope::All as u16, |value| value.socket_scope),
             new_flows: before.map_or(NewFlows::Translate as u16, |value| value.new_flows),
             settling_until_ns: 0,
+            masquerading: before.map_or(Masquerading::Netfilter as u16, |value| value.masquerading),
+            first_port: before.map_or(0, |value| value.first_port),
+            last_port: before.map_or(0, |value| value.last_port),
+            zero: 0,
         };
         self.node.set(0, value, 0).map_err(failed("write", "node"))
     }
@@ -196,6 +207,14 @@ impl Maps {
     /// Sets which sockets the programs serve.
     pub(crate) fn set_socket_scope(&mut self, scope: SocketScope) -> Result<(), KernelError> {
         self.update_node(|node| node.socket_scope = scope as u16)
+    }
+
+    /// Sets what masquerades.
+    pub(crate) fn set_masquerade(&mut self, fields: MasqueradeFields) -> Result<(), KernelError> {
+        let MasqueradeFields { masquerading, first_port, last_port } = fields;
+        self.update_node(|node| {
+            (node.masquerading, node.first_port, node.last_port) = (masquerading, first_port, last_port);
+        })
     }
 
     /// Sets what the link programs do with new flows.
@@ -226,6 +245,9 @@ impl Maps {
             MapEntry::Endpoint(key, value) => self.endpoints.insert(key, value, 0),
             MapEntry::Member(key) => self.members.insert(key, IN_SET, 0),
             MapEntry::SourceRange(range) => self.source_ranges.insert(&range.key(), range.service, 0),
+            MapEntry::MasqueradeAddress(subnet, address) => {
+                self.masquerade_addresses.insert(&subnet.key(), address, 0)
+            }
             MapEntry::NodeAddress(address) => self.node_addresses.insert(address, IN_SET, 0),
             MapEntry::LocalSource(source) => self.local_sources.insert(&source.key(), IN_SET, 0),
             MapEntry::LocalLink(index) => self.local_links.insert(index, IN_SET, 0),
@@ -278,6 +300,7 @@ impl Maps {
             MapEntry::Endpoint(key, _) => self.endpoints.remove(key),
             MapEntry::Member(key) => self.members.remove(key),
             MapEntry::SourceRange(range) => self.source_ranges.remove(&range.key()),
+            MapEntry::MasqueradeAddress(subnet, _) => self.masquerade_addresses.remove(&subnet.key()),
             MapEntry::NodeAddress(address) => self.node_addresses.remove(address),
             MapEntry::LocalSource(source) => self.local_sources.remove(&source.key()),
             MapEntry::LocalLink(index) => self.local_links.remove(index),
@@ -300,16 +323,19 @@ impl Maps {
         let mut state = State::default();
         state.ids = ids;
         self.entries.read(|entry| state.put(&entry))?;
-        (state.local_detection, state.socket_scope, state.new_flows) = self.node_settings()?;
+        (state.local_detection, state.socket_scope, state.new_flows, state.masquerade) =
+            self.node_settings()?;
         state.forget_names();
         Ok(state)
     }
 
     /// Returns what a plan sets in `node`: how local clients are recognized, which sockets are
-    /// served, and what becomes of new flows.
-    pub(crate) fn node_settings(&self) -> Result<(u32, u16, u16), KernelError> {
+    /// served, what becomes of new flows, and what masquerades.
+    pub(crate) fn node_settings(&self) -> Result<(u32, u16, u16, MasqueradeFields), KernelError> {
         let node = self.node.get(&0, 0).map_err(failed("read", "node"))?;
-        Ok((node.local_detection, node.socket_scope, node.new_flows))
+        let NodeValue { masquerading, first_port, last_port, .. } = node;
+        let masquerade = MasqueradeFields { masquerading, first_port, last_port };
+        Ok((node.local_detection, node.socket_scope, node.new_flows, masquerade))
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) mod state;
 pub(crate) mod step;
 pub(crate) mod translate;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use proxy_common::{
     Addr,
@@ -69,6 +69,7 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
         detection_changes = planner.local_clients();
         planner.socket_scope();
         planner.bridge_ports();
+        planner.masquerade();
         match &snapshot.node.link_path {
             LinkPath::Programs => planner.translate_on_links(),
             LinkPath::Netfilter { .. } => planner.leave_links_to_netfilter(),
@@ -206,6 +207,34 @@ impl<'a> Planner<'a> {
         self.phases
             .removals
             .extend(unwanted.map(|(index, bridge)| Step::Remove(MapEntry::BridgePort(*index, *bridge))));
+    }
+
+    /// Plans the sources of masqueraded packets. If netfilter is to masquerade, its rules are
+    /// installed before the programs leave new flows to it.
+    fn masquerade(&mut self) {
+        let (node, state) = (self.node, self.state);
+        let wanted = translate::masquerade_addresses(node);
+        for (subnet, address) in &wanted {
+            if state.masquerade_addresses.get(subnet) != Some(address) {
+                self.phases.additions.push(Step::Put(MapEntry::MasqueradeAddress(*subnet, *address)));
+            }
+        }
+        let unwanted = state.masquerade_addresses.iter().filter(|(subnet, _)| !wanted.contains_key(subnet));
+        let remove =
+            |(subnet, address): (&_, &_)| Step::Remove(MapEntry::MasqueradeAddress(*subnet, *address));
+        self.phases.removals.extend(unwanted.map(remove));
+        if node.masquerade.is_some() {
+            let addresses = |of: &BTreeMap<_, Addr>| of.values().copied().collect::<BTreeSet<Addr>>();
+            let gone = &addresses(&state.masquerade_addresses) - &addresses(&wanted);
+            self.phases.releases.extend(gone.into_iter().map(Step::ForgetSource));
+        }
+        let ports = node.masquerade.as_ref().map(|masquerade| masquerade.ports);
+        let fields = state.masquerade.after(ports);
+        if fields != state.masquerade {
+            let phase =
+                if ports.is_some() { &mut self.phases.additions } else { &mut self.phases.attachments };
+            phase.push(Step::SetMasquerade(fields));
+        }
     }
 
     /// Plans the programs on links. Until they are on all links, and the flows of conntrack are

@@ -2,7 +2,10 @@
 
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
-use proxy_common::{Addr, layout::SourceRange};
+use proxy_common::{
+    Addr,
+    layout::{MasqueradeSubnet, SourceRange},
+};
 
 /// A range of addresses. IPv4 addresses are mapped to IPv6, so their prefix is 96 bits longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,5 +50,27 @@ impl Range {
         let SourceRange { service, addr } = key.data();
         let prefix_len = key.prefix_len().saturating_sub(SourceRange::SERVICE_BITS);
         Self { service, prefix: Prefix { addr, prefix_len } }
+    }
+}
+
+/// Endpoints behind a link, for which masqueraded packets have the same source address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkSubnet {
+    /// The index of the link.
+    pub link: u32,
+    /// The addresses of the endpoints.
+    pub prefix: Prefix,
+}
+
+impl LinkSubnet {
+    pub(crate) fn key(&self) -> Key<MasqueradeSubnet> {
+        let data = MasqueradeSubnet { link: self.link, addr: self.prefix.addr };
+        Key::new(MasqueradeSubnet::LINK_BITS + self.prefix.prefix_len, data)
+    }
+
+    pub(crate) fn from_key(key: &Key<MasqueradeSubnet>) -> Self {
+        let MasqueradeSubnet { link, addr } = key.data();
+        let prefix_len = key.prefix_len().saturating_sub(MasqueradeSubnet::LINK_BITS);
+        Self { link, prefix: Prefix { addr, prefix_len } }
     }
 }

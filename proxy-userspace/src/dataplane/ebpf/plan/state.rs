@@ -12,8 +12,8 @@ use super::{
     super::links::{HookState, LinkHook},
     digest::Digest,
     ids::{IdAllocator, ServiceIds},
-    ranges::{Prefix, Range},
-    step::{MapEntry, Step},
+    ranges::{LinkSubnet, Prefix, Range},
+    step::{MapEntry, MasqueradeFields, Step},
 };
 use crate::{model::ServicePortKey, net::NetnsCookie};
 
@@ -41,6 +41,8 @@ pub struct State {
     pub(crate) socket_scope: u16,
     /// [`proxy_common::layout::NewFlows`], as in the map.
     pub(crate) new_flows: u16,
+    pub(crate) masquerade: MasqueradeFields,
+    pub(crate) masquerade_addresses: BTreeMap<LinkSubnet, Addr>,
     /// The socket programs are attached.
     pub(crate) attached: bool,
     /// Our programs on links.
@@ -65,9 +67,11 @@ impl State {
             Step::DetachLink(at) | Step::LeaveLink(at) => drop(self.links.remove(at)),
             Step::InstallRules => self.rules_are_installed = true,
             Step::SetSocketScope(scope) => self.socket_scope = *scope as u16,
+            Step::SetMasquerade(fields) => self.masquerade = *fields,
             Step::SetNewFlows(new_flows) => self.new_flows = *new_flows as u16,
             Step::ReleaseSockets { .. }
             | Step::ForgetFlows { .. }
+            | Step::ForgetSource(_)
             | Step::LeaveFlowsToConntrack
             | Step::HandFlowsToConntrack => {}
         }
@@ -82,6 +86,9 @@ impl State {
             MapEntry::Endpoint(key, value) => drop(self.endpoints.insert(key, value)),
             MapEntry::Member(key) => drop(self.members.insert(key)),
             MapEntry::SourceRange(range) => drop(self.ranges.insert(range)),
+            MapEntry::MasqueradeAddress(subnet, address) => {
+                self.masquerade_addresses.insert(subnet, address);
+            }
             MapEntry::NodeAddress(address) => drop(self.node_addresses.insert(address)),
             MapEntry::LocalSource(source) => drop(self.local_sources.insert(source)),
             MapEntry::LocalLink(index) => drop(self.local_links.insert(index)),
@@ -101,6 +108,7 @@ impl State {
             MapEntry::Endpoint(key, _) => drop(self.endpoints.remove(key)),
             MapEntry::Member(key) => drop(self.members.remove(key)),
             MapEntry::SourceRange(range) => drop(self.ranges.remove(range)),
+            MapEntry::MasqueradeAddress(subnet, _) => drop(self.masquerade_addresses.remove(subnet)),
             MapEntry::NodeAddress(address) => drop(self.node_addresses.remove(address)),
             MapEntry::LocalSource(source) => drop(self.local_sources.remove(source)),
             MapEntry::LocalLink(index) => drop(self.local_links.remove(index)),
@@ -121,6 +129,10 @@ impl State {
             }
             MapEntry::BridgePort(index, _) => {
                 return self.bridge_ports.get(index).map(|bridge| MapEntry::BridgePort(*index, *bridge));
+            }
+            MapEntry::MasqueradeAddress(subnet, _) => {
+                let address = self.masquerade_addresses.get(subnet);
+                return address.map(|address| MapEntry::MasqueradeAddress(*subnet, *address));
             }
             MapEntry::Member(key) => self.members.contains(key),
             MapEntry::SourceRange(range) => self.ranges.contains(range),

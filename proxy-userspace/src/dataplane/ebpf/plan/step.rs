@@ -3,17 +3,20 @@
 use proxy_common::{
     Addr,
     layout::{
-        BridgeAddress, Endpoint, EndpointKey, EndpointValue, LocalDetection, MemberKey, NewFlows, ServiceKey,
-        ServiceValue, SocketScope,
+        BridgeAddress, Endpoint, EndpointKey, EndpointValue, LocalDetection, Masquerading, MemberKey,
+        NewFlows, ServiceKey, ServiceValue, SocketScope,
     },
     prefilter::PrefilterItem,
 };
 
 use super::{
     super::links::LinkHook,
-    ranges::{Prefix, Range},
+    ranges::{LinkSubnet, Prefix, Range},
 };
-use crate::{model::ServedLink, net::NetnsCookie};
+use crate::{
+    model::{PortRange, ServedLink},
+    net::NetnsCookie,
+};
 
 /// An entry of a map that userspace writes from the Snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +29,8 @@ pub enum MapEntry {
     Member(MemberKey),
     /// A service port accepts clients in this range.
     SourceRange(Range),
+    /// Masqueraded packets to these endpoints have this source address.
+    MasqueradeAddress(LinkSubnet, Addr),
     /// Node ports are served on this address.
     NodeAddress(Addr),
     /// Clients with a source in this range are local.
@@ -51,6 +56,7 @@ impl MapEntry {
             Self::Endpoint(..) => "endpoints",
             Self::Member(_) => "members",
             Self::SourceRange(_) => "source_ranges",
+            Self::MasqueradeAddress(..) => "masquerade_addresses",
             Self::NodeAddress(_) => "node_addresses",
             Self::LocalSource(_) => "local_sources",
             Self::LocalLink(_) => "local_links",
@@ -67,7 +73,8 @@ impl MapEntry {
             Self::Endpoint(key, _) => Some(key.service),
             Self::Member(key) => Some(key.service),
             Self::SourceRange(range) => Some(range.service),
-            Self::NodeAddress(_)
+            Self::MasqueradeAddress(..)
+            | Self::NodeAddress(_)
             | Self::LocalSource(_)
             | Self::LocalLink(_)
             | Self::BridgePort(..)
@@ -88,6 +95,34 @@ impl MapEntry {
     }
 }
 
+/// What masquerades, and with which source ports, as in the map `node`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MasqueradeFields {
+    /// The [`Masquerading`].
+    pub masquerading: u16,
+    /// The first port.
+    pub first_port: u16,
+    /// The last port.
+    pub last_port: u16,
+}
+
+impl MasqueradeFields {
+    /// Returns the fields after these for a node on which the programs masquerade with these ports,
+    /// or netfilter does. Flows that the programs know go on.
+    pub(crate) fn after(self, ports: Option<PortRange>) -> Self {
+        match ports {
+            Some(PortRange { first, last }) => {
+                let masquerading = Masquerading::Programs as u16;
+                Self { masquerading, first_port: first, last_port: last }
+            }
+            None if self.masquerading == Masquerading::Programs as u16 => {
+                Self { masquerading: Masquerading::KnownFlows as u16, ..self }
+            }
+            None => self,
+        }
+    }
+}
+
 /// One change to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -99,6 +134,8 @@ pub enum Step {
     SetLocalDetection(LocalDetection),
     /// Serve these sockets.
     SetSocketScope(SocketScope),
+    /// Masquerade in this way.
+    SetMasquerade(MasqueradeFields),
     /// Do this with new flows on links.
     SetNewFlows(NewFlows),
     /// Remove the flows that are out of date because netfilter had new flows: those whose packets
@@ -107,6 +144,9 @@ pub enum Step {
         /// All flows.
         all: bool,
     },
+    /// Remove the flows that the link programs masquerade with this address, which the node has no
+    /// more.
+    ForgetSource(Addr),
     /// Let conntrack keep the UDP flows that it translates, and the TCP connections that are not
     /// established yet. The link programs pass their packets. Other TCP connections need no step:
     /// the programs pass segments of connections that they do not know.

@@ -1,6 +1,6 @@
 //! Translates a resolved service port into entries of the maps.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 use proxy_common::{
@@ -8,7 +8,10 @@ use proxy_common::{
     layout::{self, Endpoint, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, flags},
 };
 
-use super::{any, ranges::Prefix};
+use super::{
+    any,
+    ranges::{LinkSubnet, Prefix},
+};
 use crate::{
     model::{
         ClientLocation, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NoEndpointVerdict, NodeView,
@@ -27,6 +30,16 @@ pub(crate) fn socket_scope(node: &NodeView) -> (layout::SocketScope, &BTreeSet<N
         SocketScope::Node => (layout::SocketScope::Node, &NONE),
         SocketScope::AllBut(exempt) => (layout::SocketScope::NotExempt, exempt),
     }
+}
+
+/// Returns the source addresses of the packets that the programs masquerade. None if netfilter does.
+pub(crate) fn masquerade_addresses(node: &NodeView) -> BTreeMap<LinkSubnet, Addr> {
+    let addresses = node.masquerade.iter().flat_map(|masquerade| &masquerade.addresses);
+    addresses
+        .map(|((link, subnet), address)| {
+            (LinkSubnet { link: *link, prefix: Prefix::new(subnet) }, Addr::from(*address))
+        })
+        .collect()
 }
 
 /// Returns the key of a frontend.

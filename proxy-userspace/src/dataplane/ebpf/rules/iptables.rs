@@ -24,6 +24,8 @@ pub(super) enum Extent {
     Forward,
     /// All rules.
     All {
+        /// With the rules that masquerade.
+        masquerade: bool,
         /// iptables can choose the source ports of masqueraded connections at random, as from 1.6.2
         /// on.
         random_fully: bool,
@@ -147,7 +149,7 @@ fn shunt_rules(table: Table, family: IpFamily, extent: Extent, marks: Marks) -> 
             rules.chains.push(reject_rules(family));
             rules.jumps.extend([("FORWARD", jump.clone()), ("INPUT", jump)]);
         }
-        (Table::Nat, Extent::All { random_fully }) => {
+        (Table::Nat, Extent::All { masquerade: true, random_fully }) => {
             let jump = commented_jump("replies of a Service return through this node", POSTROUTING);
             rules.chains.push(postrouting_rules(marks, random_fully));
             rules.jumps.push(("POSTROUTING", jump));

@@ -14,13 +14,18 @@ mod tests;
 
 use std::{collections::BTreeMap, ops::RangeInclusive};
 
-use self::iptables::{Extent, SavedTable, TABLES};
+use self::{
+    iptables::{Extent, SavedTable, TABLES},
+    nft::Nat,
+};
 use crate::{
     dataplane::iptables_text::Table,
     kernel::{
         KernelError,
         command::Launcher,
+        conntrack,
         iptables::{Backend, Iptables, is_available},
+        ipvs,
         nft::Nft,
     },
     model::IpFamily,
@@ -73,6 +78,8 @@ enum Location {
 #[derive(Debug)]
 pub struct Rules {
     marks: Marks,
+    /// They masquerade. Otherwise the link programs do.
+    masquerade: bool,
     launcher: Launcher,
     nft: Nft,
     location: Location,
@@ -119,9 +126,10 @@ impl BackendTables {
 
 impl Rules {
     /// Rules for these marks. Changes nothing yet.
-    pub fn new(marks: Marks, launcher: Launcher) -> Self {
+    pub fn new(marks: Marks, masquerade: bool, launcher: Launcher) -> Self {
         Self {
             marks,
+            masquerade,
             nft: Nft::new(launcher.clone()),
             launcher,
             location: Location::Unknown,
@@ -172,7 +180,7 @@ impl Rules {
     fn is_whole(&self, listing: &str) -> bool {
         match &self.installed_nft {
             Some(installed) => installed == listing,
-            None => nft::is_whole(listing, self.marks),
+            None => nft::is_whole(listing, self.marks, self.masquerade),
         }
     }
 
@@ -199,9 +207,39 @@ impl Rules {
     fn install_nft(&mut self) -> Result<(), KernelError> {
         let listing = self.nft.list_table(nft::TABLE)?;
         if !listing.as_ref().is_some_and(|listing| self.is_whole(listing)) {
-            self.nft.apply(&nft::script(self.marks, listing.is_some()))?;
+            self.nft.apply(&nft::script(self.marks, self.nat(listing.as_deref()), listing.is_some()))?;
             self.installed_nft = self.nft.list_table(nft::TABLE)?;
         }
+        Ok(())
+    }
+
+    fn nat(&self, listing: Option<&str>) -> Nat {
+        if self.masquerade {
+            Nat::Masquerade
+        } else if listing.is_some_and(nft::has_nat_chain) || Self::conntrack_translates() {
+            Nat::Keep
+        } else {
+            Nat::Nothing
+        }
+    }
+
+    /// Returns true if conntrack or IPVS may have connections of Services.
+    fn conntrack_translates() -> bool {
+        ipvs::is_loaded() || conntrack::translates_connections().unwrap_or(true)
+    }
+
+    /// Makes conntrack translate its connections even when all other chains of type `nat` are
+    /// removed. Changes nothing if it has no such connection.
+    pub fn keep_nat(&mut self) -> Result<(), KernelError> {
+        if self.masquerade || self.location == Location::Iptables {
+            return Ok(());
+        }
+        let listing = self.nft.list_table(nft::TABLE)?;
+        if listing.as_deref().is_some_and(nft::has_nat_chain) || !Self::conntrack_translates() {
+            return Ok(());
+        }
+        self.nft.apply(&nft::script(self.marks, Nat::Keep, listing.is_some()))?;
+        self.installed_nft = self.nft.list_table(nft::TABLE)?;
         Ok(())
     }
 
@@ -270,7 +308,7 @@ impl Rules {
             let chosen = self.choose_backend(&backends);
             for (index, tables) in backends.into_iter().enumerate() {
                 let extent = if Some(index) == chosen {
-                    Extent::All { random_fully: self.random_fully }
+                    Extent::All { masquerade: self.masquerade, random_fully: self.random_fully }
                 } else if tables.tables.iter().any(SavedTable::filters_forward) {
                     Extent::Forward
                 } else {

@@ -5,12 +5,12 @@ use insta::assert_snapshot;
 use super::{
     Marks, foreign,
     iptables::{Extent, SavedTable},
-    nft,
+    nft::{self, Nat},
 };
 use crate::{dataplane::iptables_text::Table, model::IpFamily};
 
 const MARKS: Marks = Marks { masquerade: 1 << 14, reject: 1 << 15 };
-const ALL: Extent = Extent::All { random_fully: true };
+const ALL: Extent = Extent::All { masquerade: true, random_fully: true };
 
 /// The table filter of a node on which another proxy and a firewall use FORWARD.
 const OTHERS: &str = "\
@@ -62,22 +62,35 @@ fn repair(saved: &str, table: Table, extent: Extent) -> Option<String> {
 
 #[test]
 fn nftables_holds_one_table() {
-    assert_snapshot!("nftables", nft::script(MARKS, true));
+    assert_snapshot!("nftables", nft::script(MARKS, Nat::Masquerade, true));
 }
 
 #[test]
 fn a_whole_listing_has_all_rules_in_order_with_these_marks() {
-    let listing = nft::script(MARKS, false);
-    assert!(nft::is_whole(&listing, MARKS));
-    assert!(!nft::is_whole(&listing, Marks { masquerade: 1 << 20, ..MARKS }));
+    let listing = nft::script(MARKS, Nat::Masquerade, false);
+    assert!(nft::is_whole(&listing, MARKS, true));
+    assert!(!nft::is_whole(&listing, Marks { masquerade: 1 << 20, ..MARKS }, true));
     for (line, text) in listing.lines().enumerate().filter(|(_, text)| text.contains("comment")) {
         let without: Vec<_> =
             listing.lines().enumerate().filter(|(at, _)| *at != line).map(|(_, l)| l).collect();
-        assert!(!nft::is_whole(&without.join("\n"), MARKS), "without {text}");
+        assert!(!nft::is_whole(&without.join("\n"), MARKS, true), "without {text}");
     }
     let more = listing.replace("ct state invalid drop", "accept\n\t\tct state invalid drop");
-    assert!(!nft::is_whole(&more, MARKS));
-    assert!(!nft::is_whole("", MARKS));
+    assert!(!nft::is_whole(&more, MARKS, true));
+    assert!(!nft::is_whole("", MARKS, true));
+}
+
+#[test]
+fn without_masquerading_the_chain_of_type_nat_stays_if_conntrack_may_need_it() {
+    let absent = nft::script(MARKS, Nat::Nothing, false);
+    assert!(!absent.contains("postrouting") && !absent.contains("forward"), "{absent}");
+    let before = nft::script(MARKS, Nat::Masquerade, false);
+    let empty = nft::script(MARKS, Nat::Keep, false);
+    assert_snapshot!("nftables_without_masquerade", empty);
+    for listing in [&absent, &empty] {
+        assert!(nft::is_whole(listing, MARKS, false) && !nft::is_whole(listing, MARKS, true), "{listing}");
+    }
+    assert!(!nft::is_whole(&before, MARKS, false));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use proxy_common::{
 use super::{
     HookState, LinkHook, MapEntry, MapSizes, Plan, State, Step,
     failures::Failures,
-    plan::{capacity, plan},
+    plan::{capacity, plan, translate},
 };
 use crate::{
     dataplane::PlanSize as _,
@@ -247,6 +247,29 @@ proptest! {
             SocketScope::AllBut(exempt) => (layout::SocketScope::NotExempt, exempt.clone()),
         };
         prop_assert_eq!((state.socket_scope, state.exempt_netns), (scope as u16, exempt));
+    }
+
+    #[test]
+    fn programs_masquerade_as_soon_as_they_have_the_addresses(
+        (before, after, dirty) in testing::snapshot_change()
+    ) {
+        let mut state = programmed(&before);
+        let wanted = translate::masquerade_addresses(&after.node);
+        let change = plan(&state, &after, &dirty);
+        let ports = after.node.masquerade.as_ref().map(|masquerade| masquerade.ports);
+        let fields = state.masquerade.after(ports);
+        for step in &change.steps {
+            if matches!(step, Step::SetMasquerade(_)) && ports.is_some() {
+                let has = |(subnet, address): (&_, &Addr)| state.masquerade_addresses.get(subnet) == Some(address);
+                prop_assert!(wanted.iter().all(has), "{:?}", state.masquerade_addresses);
+            }
+            if let Step::ForgetSource(address) = step {
+                prop_assert!(ports.is_some(), "netfilter goes on with new flows, and the programs with known ones");
+                prop_assert!(!wanted.values().any(|wanted| wanted == address));
+            }
+            state.record(step);
+        }
+        prop_assert_eq!((state.masquerade, state.masquerade_addresses), (fields, wanted));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use aya::{
     maps::{Array, HashMap, MapData},
 };
 use proxy_common::{
+    Addr,
     layout::{
         Direction, Endpoint, Flow, FlowKey, LAYOUT_VERSION, List, MemberKey, NewFlows, NodeValue,
         STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, UdpSocket, flow_state,
@@ -57,7 +58,8 @@ pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
 /// Hands over the flows in the map. The programs already leave new flows to netfilter.
 ///
 /// A packet that was in a program at that moment may begin one more flow, and conntrack has it only
-/// when the packet leaves the node. The second pass finds it.
+/// when the packet leaves the node. The second pass finds it. What conntrack still does not have
+/// then was silent since it tracks connections on this node.
 pub(crate) fn hand_flows(pins: &PinDir) -> Result<HandoverCounts, KernelError> {
     let mut flows = Flows::open(pins)?;
     let mut counts = HandoverCounts::default();
@@ -68,25 +70,28 @@ pub(crate) fn hand_flows(pins: &PinDir) -> Result<HandoverCounts, KernelError> {
             }
         }
     }
+    for family in IpFamily::ALL {
+        let untracked = flows.untracked(family);
+        counts += conntrack::hand_over_untracked(family, &untracked, &mut flows)?;
+    }
     Ok(counts)
 }
 
 /// The maps of flows, in the order in which programs look for a flow.
 pub(crate) const FLOW_MAPS: [&str; 2] = ["flows", "unassured_flows"];
 
-/// Removes all entries of a map of flows, or those with [`flow_state::PASS`]. `capacity` is the
-/// size of the map.
+/// Removes these entries of a map of flows. `capacity` is the size of the map.
 pub(crate) fn forget(
     pins: &PinDir,
     map: &'static str,
     mut entries: Reader<FlowKey, Flow>,
     capacity: u32,
-    all: bool,
+    is_forgotten: &dyn Fn(&FlowKey, &Flow) -> bool,
 ) -> Result<(), KernelError> {
     let mut flows: HashMap<MapData, FlowKey, Flow> = open_pinned(pins.path(), map)?;
     for _ in 0..Reader::<FlowKey, Flow>::max_calls(capacity) {
         for (key, flow) in entries.read().map_err(KernelError::call("read map", map))? {
-            if all || passes(&flow) {
+            if is_forgotten(&key, &flow) {
                 maps::removed(map, flows.remove(&key))?;
             }
         }
@@ -171,6 +176,45 @@ impl Flows {
         })
     }
 
+    /// Returns the flows of a family that the programs still translate.
+    fn untracked(&self, family: IpFamily) -> Vec<Connection> {
+        let now = clock::monotonic().unwrap_or(Duration::ZERO);
+        let entries = self.assured.iter().chain(self.unassured.iter());
+        let connection = |(key, flow): (FlowKey, Flow)| {
+            let untranslated = pair(key.tuple());
+            let is_original = key.direction == Direction::Original as u8 && !passes(&flow);
+            if !is_original || IpFamily::of(untranslated.source.ip()) != family {
+                return None;
+            }
+            self.untracked_connection(key.protocol()?, untranslated, &flow, now)
+        };
+        entries.filter_map(Result::ok).filter_map(connection).collect()
+    }
+
+    fn untracked_connection(
+        &self,
+        protocol: Protocol,
+        untranslated: AddressPair,
+        flow: &Flow,
+        now: Duration,
+    ) -> Option<Connection> {
+        if stays_behind(flow, protocol, now, now.saturating_sub(self.opened)) {
+            return None;
+        }
+        let silence = now.saturating_sub(Duration::from_nanos(flow.used_ns));
+        if !protocol.is_connection_oriented() && silence >= CONVERSATION_FOR {
+            return None;
+        }
+        let original = pair(flow.tuple());
+        let mut reply = pair(flow.tuple().swapped());
+        if let Some(masqueraded) = self.entry(&key(Direction::Masquerade, protocol, original)) {
+            reply.destination = address(masqueraded.source);
+        }
+        let expires_after = flow.lifetime(protocol).saturating_sub(silence);
+        let tracked = TrackedConnection { protocol, original, reply, is_dnat: false };
+        Some(Connection::untracked(tracked, untranslated, reply, expires_after, flow.is_assured()))
+    }
+
     /// Returns a flow that the programs translate.
     fn flow(&self, key: &FlowKey) -> Option<Flow> {
         self.entry(key).filter(|flow| !passes(flow))
@@ -207,6 +251,15 @@ impl Flows {
         }
     }
 
+    /// Removes an entry, if there is one.
+    fn remove(&mut self, key: &FlowKey) {
+        for flows in [&mut self.assured, &mut self.unassured] {
+            if let Err(error) = maps::removed("flows", flows.remove(key)) {
+                tracing::debug!(%error, "cannot remove a flow that is handed over: the connection may break");
+            }
+        }
+    }
+
     /// Sets what the programs do at ingress with packets that have these addresses.
     fn put(&mut self, protocol: Protocol, pair: AddressPair, flow: Flow) {
         let used_ns = clock::nanos(clock::monotonic().unwrap_or(Duration::ZERO));
@@ -227,8 +280,19 @@ impl Flows {
     }
 }
 
+/// Returns true for the entries of flows that the programs masquerade with this address.
+pub(crate) fn has_source(address: Addr, key: &FlowKey, flow: &Flow) -> bool {
+    const MASQUERADE: u8 = Direction::Masquerade as u8;
+    const REPLY: u8 = Direction::MasqueradeReply as u8;
+    match key.direction {
+        MASQUERADE => flow.source.addr == address,
+        REPLY => key.destination.addr == address,
+        _ => false,
+    }
+}
+
 /// Returns true if the programs pass the packets of a flow unchanged.
-const fn passes(flow: &Flow) -> bool {
+pub(crate) const fn passes(flow: &Flow) -> bool {
     flow.state & flow_state::PASS != 0
 }
 
@@ -258,6 +322,10 @@ const UNASSURED_FOR: Duration = Duration::from_secs(3);
 /// they are handed over.
 const UNASSURED_WITHIN: Duration = Duration::from_secs(5);
 
+/// Conntrack would have forgotten a conversation that was silent for this long, if it had tracked it
+/// (`nf_conntrack_udp_timeout`). The client may use its port for another one.
+const CONVERSATION_FOR: Duration = Duration::from_secs(30);
+
 /// Returns true for a flow that conntrack need not have, at a time after the handover began.
 fn stays_behind(flow: &Flow, protocol: Protocol, now: Duration, after: Duration) -> bool {
     let silence = now.saturating_sub(Duration::from_nanos(flow.used_ns));
@@ -280,15 +348,21 @@ impl Translator for Flows {
         Some(AddressPair { source: address(flow.destination), destination: address(flow.source) })
     }
 
+    /// Conntrack sees packets before the programs masquerade them.
+    fn masqueraded_source(&mut self, tracked: &TrackedConnection) -> Option<SocketAddr> {
+        self.entry(&key(Direction::Masquerade, tracked.protocol, tracked.original))
+            .map(|flow| address(flow.source))
+    }
+
     /// A flow that expired meanwhile may have been left to netfilter with its next datagram.
     fn hold(&mut self, connection: &Connection) -> bool {
-        let TrackedConnection { protocol, reply, .. } = connection.tracked;
+        let TrackedConnection { protocol, original, .. } = connection.tracked;
         let of_client = key(Direction::Original, protocol, connection.untranslated);
         let is_left = self.entry(&of_client).is_some_and(|flow| passes(&flow));
         if is_left || self.untranslated(&connection.tracked) != Some(connection.untranslated) {
             return false;
         }
-        for pair in [connection.untranslated, reply] {
+        for pair in [connection.untranslated, connection.reply] {
             let held = untranslated_flow(protocol, pair, flow_state::HELD);
             let flow = self.flow(&key(Direction::Original, protocol, pair)).unwrap_or(held);
             // A held entry is in `flows` even if the flow was not assured. A program that assures the
@@ -296,12 +370,15 @@ impl Translator for Flows {
             let state = flow.state | flow_state::HELD | flow_state::ASSURED;
             self.put(protocol, pair, Flow { state, ..flow });
         }
+        // From now on the replies meet the entry that holds them.
+        self.remove(&key(Direction::MasqueradeReply, protocol, connection.reply));
+        self.remove(&key(Direction::Masquerade, protocol, original));
         true
     }
 
     fn release(&mut self, connection: &Connection) {
-        let TrackedConnection { protocol, reply, .. } = connection.tracked;
-        for pair in [connection.untranslated, reply] {
+        let protocol = connection.tracked.protocol;
+        for pair in [connection.untranslated, connection.reply] {
             self.put(protocol, pair, untranslated_flow(protocol, pair, 0));
         }
     }
@@ -318,6 +395,10 @@ fn key(direction: Direction, protocol: Protocol, pair: AddressPair) -> FlowKey {
     let AddressPair { source, destination } = pair;
     let [source, destination] = [source, destination].map(endpoint);
     FlowKey::new(direction, protocol, Tuple { source, destination })
+}
+
+fn pair(Tuple { source, destination }: Tuple) -> AddressPair {
+    AddressPair { source: address(source), destination: address(destination) }
 }
 
 fn endpoint(address: SocketAddr) -> Endpoint {

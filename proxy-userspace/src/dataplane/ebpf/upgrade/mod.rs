@@ -7,10 +7,13 @@ pub(crate) mod state_maps;
 
 use std::{path::PathBuf, time::Duration};
 
-use proxy_common::layout::{LAYOUT_VERSION, STATE_LAYOUT_VERSION};
+use proxy_common::{
+    Addr,
+    layout::{Flow, FlowKey, LAYOUT_VERSION, STATE_LAYOUT_VERSION},
+};
 
 use self::state_maps::CopyPass;
-use super::{Ebpf, LINKS, State, links, maps};
+use super::{Ebpf, LINKS, Rules, State, links, maps, translates_requests};
 use crate::{
     causes::with_causes,
     kernel::{
@@ -60,8 +63,7 @@ impl Ebpf {
         self.pins.restore()?;
         self.state_copies.run(CopyPass::First);
         let mut programs: Vec<_> = self.object.cgroup_programs_mut().collect();
-        // Programs that translate replies are attached before those that translate requests.
-        programs.sort_by_key(|(name, _)| name.contains("connect") || name.contains("sendmsg"));
+        programs.sort_by_key(|(name, _)| translates_requests(name));
         for (name, program) in programs {
             bpf::attach(program, &self.cgroup, &self.pins.link(name))?;
         }
@@ -113,8 +115,19 @@ impl Ebpf {
     /// `all` removes all flows. If netfilter translated meanwhile, a connection that it began may
     /// have the client port of a flow that had ended before, and another endpoint.
     pub(crate) fn forget_flows(&self, all: bool) -> Result<(), KernelError> {
+        self.forget(&|_, flow| all || handover::passes(flow))
+    }
+
+    /// Removes the entries of flows that the programs masquerade with an address that the node has
+    /// no more. A UDP flow that continues gets another address.
+    pub(crate) fn forget_source(&self, address: Addr) -> Result<(), KernelError> {
+        self.forget(&|key, flow| handover::has_source(address, key, flow))
+    }
+
+    fn forget(&self, is_forgotten: &dyn Fn(&FlowKey, &Flow) -> bool) -> Result<(), KernelError> {
         for map in handover::FLOW_MAPS {
-            handover::forget(&self.pins, map, self.object.reader(map)?, self.maps.sizes.entries(map), all)?;
+            let capacity = self.maps.sizes.entries(map);
+            handover::forget(&self.pins, map, self.object.reader(map)?, capacity, is_forgotten)?;
         }
         Ok(())
     }
@@ -122,7 +135,11 @@ impl Ebpf {
     /// Leaves the flows that conntrack translates to it: those of UDP, and TCP connections that are
     /// not established yet. A failure is no reason to serve less: these flows may get another
     /// endpoint.
-    pub(crate) fn leave_flows(&self, state: &State) {
+    pub(crate) fn leave_flows(&mut self, state: &State) {
+        if let Some(Err(error)) = self.rules.as_mut().map(Rules::keep_nat) {
+            let error = with_causes(&error);
+            tracing::warn!(error, "connections that conntrack translates may break");
+        }
         match handover::leave_flows(&self.pins, state) {
             Ok(0) | Err(KernelError::NoConntrackNetlink(_)) => {}
             Ok(flows) => tracing::info!(flows, "conntrack keeps the flows that it translates"),

@@ -1,0 +1,244 @@
+//! Masquerades packets as they leave on a link, after netfilter, and translates the replies back as
+//! they come in, before netfilter. Conntrack sees neither the address nor the port.
+
+use super::{
+    Outcome, count_drop, finish, fragment, malformed,
+    original::{
+        ClientPacket,
+        entries::{self, Replaces},
+        observe,
+    },
+    reply::{self, may_be_endpoint},
+};
+use crate::{
+    Protocol,
+    layout::{Counter, Direction, Endpoint, Flow, FlowKey, Masquerading, NodeValue, flow_state},
+    packet::{Fragment, Frame, Packet},
+    rewrite,
+    tables::Tables,
+};
+
+/// How many source ports are tried for a flow. If 90 % of them are taken, one flow in thirty finds
+/// none with its first packet. The client sends the packet again, and other ports are tried.
+const TRIES: u32 = 32;
+
+/// From this try on, the port of a flow that has just ended is taken too.
+const FIRST_TRY_OF_ENDED: u32 = 24;
+
+impl NodeValue {
+    /// Returns true if packets with the mark for masquerading concern the programs.
+    #[inline(always)]
+    pub(super) const fn masquerades_known_flows(&self) -> bool {
+        self.masquerading != Masquerading::Netfilter as u16
+    }
+}
+
+/// The note that asks for masquerading: the highest bit of `skb->tc_index`, of which other programs
+/// use the low ones.
+const NOTE: u32 = 1 << 15;
+
+/// Asks the program on the link where the packet leaves to masquerade it. Returns false if netfilter
+/// does it, or may have to let it pass: then it needs the mark too.
+///
+/// Rules of netfilter act on the mark with the first packet that conntrack knows of a connection.
+/// That may be any packet if conntrack begins to track connections. So packets of connections that
+/// go on have only the note.
+#[inline(always)]
+pub(super) fn ask(frame: &impl Frame, packet: &Packet, node: &NodeValue, flow: &Flow) -> bool {
+    if !node.masquerades_known_flows() {
+        return false;
+    }
+    frame.set_note(frame.note() | NOTE);
+    flow.state & flow_state::REPLIED != 0 && matches!(packet.fragment, Fragment::Whole)
+}
+
+/// Takes the note that asks for masquerading, if the packet has it.
+#[inline(always)]
+pub(super) fn take_note(frame: &impl Frame) -> bool {
+    let note = frame.note();
+    if note & NOTE != 0 {
+        frame.set_note(note & !NOTE);
+    }
+    note & NOTE != 0
+}
+
+/// Handles a TCP or UDP packet that leaves with the mark for masquerading.
+#[inline(never)]
+pub(super) fn original<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    protocol: Protocol,
+    ports: [u16; 2],
+) -> Outcome {
+    let Some(tcp) = packet.tcp_flags(frame, protocol) else { return malformed(tables) };
+    let key = FlowKey::new(Direction::Masquerade, protocol, packet.tuple(ports));
+    let mut outgoing = ClientPacket { key, flow: Flow::NONE, protocol, tcp, now_ns: 0 };
+    outgoing.now_ns = tables.now_ns();
+    if let Some(flow) = tables.flow(&outgoing.key) {
+        outgoing.flow = flow;
+    } else if !needs_source(frame, tables, &outgoing.key) {
+        return Outcome::Proceed;
+    }
+    if !may_begin(&outgoing) {
+        observe(frame, tables, packet, &outgoing);
+    } else if !begin(frame, tables, &mut outgoing) {
+        outgoing.trace(tables, Counter::NotMasqueraded);
+        return count_drop(tables, Counter::NotMasqueraded);
+    }
+    translate(frame, tables, packet, protocol, (&outgoing.key, &outgoing.flow), Direction::Reply)
+}
+
+/// Handles a packet of an endpoint that comes in for a source port of masqueraded flows. Returns
+/// `None` if it belongs to none of them.
+#[inline(never)]
+pub(super) fn reply<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    protocol: Protocol,
+    ports: [u16; 2],
+) -> Option<Outcome> {
+    let (tcp, acknowledged) = packet.tcp_answer(frame, protocol)?;
+    let key = FlowKey::new(Direction::MasqueradeReply, protocol, packet.tuple(ports));
+    let flow = tables.answered_flow(&key, tcp, acknowledged)?;
+    reply::observe(frame, tables, packet, (&key, &flow), tcp);
+    Some(translate(frame, tables, packet, protocol, (&key, &flow), Direction::Original))
+}
+
+/// Returns true if a packet that comes in may be the reply to a masqueraded flow.
+#[inline(always)]
+pub(super) fn may_be_reply(tables: &impl Tables, packet: &Packet, [source, port]: [u16; 2]) -> bool {
+    tables.node().is_some_and(|node| {
+        node.masquerades_known_flows() && node.first_port <= port && port <= node.last_port
+    }) && may_be_endpoint(tables, &packet.source, source)
+}
+
+/// Returns false if a packet of an unknown flow keeps its source: the programs masquerade no new
+/// flows, or netfilter masqueraded the flow, for another program or before the programs did.
+#[inline(never)]
+fn needs_source<F: Frame, T: Tables>(frame: &F, tables: &T, key: &FlowKey) -> bool {
+    masquerades_new_flows(tables)
+        && tables.masquerade_address(frame.link(), &key.destination.addr) != Some(key.source.addr)
+        && !tables.is_node_address(&key.source.addr)
+}
+
+#[inline(always)]
+fn masquerades_new_flows(tables: &impl Tables) -> bool {
+    tables.node().is_some_and(|node| node.masquerading == Masquerading::Programs as u16)
+}
+
+/// Returns true if a packet begins a flow, or may repeat the first packet of one, or if its flow is
+/// unknown.
+#[inline(always)]
+fn may_begin(outgoing: &ClientPacket) -> bool {
+    let ClientPacket { flow, protocol, tcp, now_ns, .. } = outgoing;
+    if flow.is_none() {
+        true
+    } else if protocol.is_connection_oriented() {
+        tcp.is_syn() && !flow.may_be_alive(*now_ns)
+    } else {
+        flow.is_expired(*protocol, *now_ns)
+    }
+}
+
+/// Finds a source for a new flow and writes its entries. Returns false if there is none, or if a
+/// TCP segment is of an unknown connection: the client sends it again, and if the endpoint does too,
+/// its segment restores the entry.
+///
+/// A client that repeats its SYN, or that uses its port again, keeps the source. To the endpoint it
+/// is the same host as before, whose sequence numbers and timestamps increase. The endpoint then
+/// accepts a SYN even if it has the connection in TIME-WAIT (RFC 6191).
+#[inline(always)]
+fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPacket) -> bool {
+    if outgoing.protocol.is_connection_oriented() && !outgoing.tcp.is_syn() {
+        return false;
+    }
+    if !outgoing.flow.is_none() {
+        outgoing.flow.state &= flow_state::ASSURED;
+        outgoing.flow.used_ns = outgoing.now_ns;
+        if entries::reuse(tables, outgoing) {
+            return true;
+        }
+    }
+    masquerades_new_flows(tables) && allocate(frame, tables, outgoing)
+}
+
+/// Tries ports until one is free, and writes both entries. Returns false if none was.
+///
+/// The port of the client comes first if it is in the range (RFC 4787, section 4.2.1), otherwise one
+/// that depends on client and endpoint: the same one again if the entries were lost.
+#[inline(never)]
+fn allocate<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPacket) -> bool {
+    if !choose_address(frame, tables, outgoing) {
+        return false;
+    }
+    let [first, last] = port_range(tables);
+    let port = outgoing.key.source.port;
+    if port < first || port > last {
+        outgoing.flow.source.port = port_of_range([first, last], hash(&outgoing.key));
+    }
+    for attempt in 0..TRIES {
+        let replaces = if attempt < FIRST_TRY_OF_ENDED { Replaces::EndedLongAgo } else { Replaces::Ended };
+        if entries::insert_reply(tables, outgoing, replaces) {
+            return entries::insert_original(tables, outgoing);
+        }
+        outgoing.flow.source.port = port_of_range([first, last], tables.random());
+    }
+    false
+}
+
+/// Sets the flow, with the address of the node and the port of the client. Returns false if there is
+/// no address. A function call of its own saves stack.
+#[inline(never)]
+fn choose_address<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPacket) -> bool {
+    let FlowKey { source: client, destination, .. } = outgoing.key;
+    let Some(address) = tables.masquerade_address(frame.link(), &destination.addr) else { return false };
+    let source = Endpoint::new(address, client.port);
+    outgoing.flow = Flow { source, destination, used_ns: outgoing.now_ns, ..Flow::NONE };
+    true
+}
+
+/// Returns the first and the last source port.
+#[inline(always)]
+fn port_range(tables: &impl Tables) -> [u16; 2] {
+    tables.node().map_or([0, 0], |node| [node.first_port, node.last_port])
+}
+
+/// Returns a port of the range for a number.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the remainder is less than 65,536")]
+fn port_of_range([first, last]: [u16; 2], number: u32) -> u16 {
+    let count = u32::from(last.wrapping_sub(first)) + 1;
+    first.wrapping_add((number % count) as u16)
+}
+
+/// Returns a number for a flow.
+#[inline(always)]
+fn hash(key: &FlowKey) -> u32 {
+    // The odd number that is nearest to 2^32 divided by the golden ratio.
+    const FACTOR: u32 = 0x9e37_79b1;
+    let [client, endpoint] = [&key.source, &key.destination].map(|end| end.addr.words());
+    let ports = u32::from(key.source.port) << 16 | u32::from(key.destination.port);
+    // The upper words of IPv4 addresses are all the same.
+    let words = [client[0] ^ endpoint[0], client[1] ^ endpoint[1], client[2], client[3], endpoint[3], ports];
+    words.into_iter().fold(0, |hash, word| (hash ^ word).wrapping_mul(FACTOR).rotate_left(15))
+}
+
+#[inline(always)]
+fn translate<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    protocol: Protocol,
+    (key, flow): (&FlowKey, &Flow),
+    hook: Direction,
+) -> Outcome {
+    if let Fragment::First { .. } = packet.fragment {
+        fragment::record_first(tables, packet, hook, flow, 0);
+    }
+    finish(tables, rewrite::transport(frame, packet, protocol, key, flow))
+}
+
+#[cfg(test)]
+mod tests;
