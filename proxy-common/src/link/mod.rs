@@ -118,14 +118,15 @@ fn malformed<T: Tables>(tables: &T) -> Outcome {
 #[inline(always)]
 fn take_marks(frame: &impl Frame, tables: &impl Tables) -> bool {
     let (mark, is_noted) = (frame.mark(), masquerade::take_note(frame));
-    if mark != 0
-        && let Some(node) = tables.node()
-        && mark & (node.masquerade_mark | node.reject_mark) != 0
-    {
-        frame.set_mark(mark & !(node.masquerade_mark | node.reject_mark));
-        return is_noted || mark & node.masquerade_mark != 0 && node.masquerades_known_flows();
+    if mark == 0 && !is_noted {
+        return false;
     }
-    is_noted
+    let Some(node) = tables.node() else { return false };
+    let bits = mark & (node.masquerade_mark | node.reject_mark);
+    if bits != 0 {
+        frame.set_mark(mark & !bits);
+    }
+    node.masquerades_known_flows() && (is_noted || bits & node.masquerade_mark != 0)
 }
 
 /// Returns true while flows may be missing, because a map of another size is replacing the map

@@ -178,14 +178,15 @@ fn allocate<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPac
     if port < first || port > last {
         outgoing.flow.source.port = port_of_range([first, last], hash(&outgoing.key));
     }
+    // The loop only looks: the verifier checks its body for each try.
     for attempt in 0..TRIES {
         let replaces = if attempt < FIRST_TRY_OF_ENDED { Replaces::EndedLongAgo } else { Replaces::Ended };
-        if entries::insert_reply(tables, outgoing, replaces) {
-            return entries::insert_original(tables, outgoing);
+        if entries::is_free(tables, outgoing, replaces) {
+            break;
         }
         outgoing.flow.source.port = port_of_range([first, last], tables.random());
     }
-    false
+    entries::insert_reply(tables, outgoing) && entries::insert_original(tables, outgoing)
 }
 
 /// Sets the flow, with the address of the node and the port of the client. Returns false if there is

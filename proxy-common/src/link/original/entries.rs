@@ -59,7 +59,7 @@ pub(super) const fn port_apart(port: u16) -> u16 {
 #[inline(always)]
 fn insert(tables: &impl Tables, incoming: &mut ClientPacket) -> bool {
     for _ in 0..PORTS {
-        if insert_reply(tables, incoming, Replaces::Ended) {
+        if insert_reply(tables, incoming) {
             return insert_original(tables, incoming);
         }
         let [a, b, ..] = tables.random().to_ne_bytes();
@@ -108,14 +108,20 @@ impl Replaces {
     }
 }
 
-/// Inserts the entry for packets of the endpoint, unless another flow has it that this one must not
-/// replace.
+/// Returns true if no other flow has the entry for packets of the endpoint, or one that this one
+/// replaces.
 #[inline(never)]
-pub(in super::super) fn insert_reply<T: Tables>(
-    tables: &T,
-    incoming: &ClientPacket,
-    replaces: Replaces,
-) -> bool {
+pub(in super::super) fn is_free<T: Tables>(tables: &T, incoming: &ClientPacket, replaces: Replaces) -> bool {
+    let ClientPacket { key, flow, .. } = incoming;
+    match tables.flow(&flow.opposite_key(key)) {
+        Some(other) => replaces.replaces(&other, incoming),
+        None => true,
+    }
+}
+
+/// Inserts the entry for packets of the endpoint, unless another flow has it that has not ended.
+#[inline(never)]
+pub(in super::super) fn insert_reply<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
     let ClientPacket { key, flow, .. } = incoming;
     let reply_key = flow.opposite_key(key);
     let reply = flow.opposite(key);
@@ -125,7 +131,7 @@ pub(in super::super) fn insert_reply<T: Tables>(
     if let Some(other) = tables.flow(&reply_key) {
         let other_key = other.opposite_key(&reply_key);
         if other_key != *key {
-            if !replaces.replaces(&other, incoming) {
+            if !Replaces::Ended.replaces(&other, incoming) {
                 return false;
             }
             tables.remove_flow(&other_key);
