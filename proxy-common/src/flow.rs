@@ -40,6 +40,17 @@ impl FlowKey {
         Protocol::from_number(self.proto)
     }
 
+    /// Returns the direction. It is `None` only if [`FlowKey::new`] did not create the key.
+    pub const fn direction(&self) -> Option<Direction> {
+        match self.direction {
+            0 => Some(Direction::Original),
+            1 => Some(Direction::Reply),
+            2 => Some(Direction::Masquerade),
+            3 => Some(Direction::MasqueradeReply),
+            _ => None,
+        }
+    }
+
     /// Returns source and destination before translation.
     #[inline(always)]
     pub const fn tuple(&self) -> Tuple {

@@ -232,7 +232,7 @@ impl SourceRange {
 }
 
 map_type! {
-    /// Key of `masquerade_addresses`, a longest-prefix trie, whose values are addresses of the node.
+    /// Key of `masquerade_addresses`, a longest-prefix trie. The values are addresses of the node.
     /// The prefix length counts the bits of both fields.
     MasqueradeSubnet, 20 {
         /// The index of the link on which packets leave.
@@ -281,8 +281,8 @@ map_type! {
         state_layout: u32,
         /// The network namespace cookie of the node, or [`NodeValue::NETNS_UNKNOWN`].
         netns: u64,
-        /// The bit of the mark that makes netfilter masquerade a packet, or the programs on the link
-        /// where it leaves.
+        /// The bit of the mark that makes netfilter masquerade a packet, or the program on the
+        /// link where it leaves.
         masquerade_mark: u32,
         /// The bit of the mark that makes netfilter reject a packet.
         reject_mark: u32,

@@ -107,14 +107,11 @@ impl PrefilterItem {
     /// the VIP as an address and as a node port, and of the endpoint. The entries of a flow that is
     /// masqueraded need only the endpoint. Both entries of a flow give the same items.
     pub const fn of_flow(key: &FlowKey, flow: &Flow) -> [Self; 3] {
-        const ORIGINAL: u8 = Direction::Original as u8;
-        const REPLY: u8 = Direction::Reply as u8;
-        const MASQUERADE: u8 = Direction::Masquerade as u8;
-        let (vip, endpoint): (Option<&Endpoint>, &Endpoint) = match key.direction {
-            ORIGINAL => (Some(&key.destination), &flow.destination),
-            REPLY => (Some(&flow.source), &key.source),
-            MASQUERADE => (None, &key.destination),
-            _ => (None, &key.source),
+        let (vip, endpoint): (Option<&Endpoint>, &Endpoint) = match key.direction() {
+            Some(Direction::Original) => (Some(&key.destination), &flow.destination),
+            Some(Direction::Reply) => (Some(&flow.source), &key.source),
+            Some(Direction::Masquerade) => (None, &key.destination),
+            Some(Direction::MasqueradeReply) | None => (None, &key.source),
         };
         let endpoint = Self::of_endpoint(&endpoint.addr, endpoint.port);
         let Some(vip) = vip else { return [endpoint; 3] };

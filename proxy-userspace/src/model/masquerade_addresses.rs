@@ -1,9 +1,6 @@
 //! The addresses of this node with which masqueraded packets leave on each link.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
 
@@ -28,7 +25,7 @@ pub(super) fn masquerade_addresses(
     };
     let anywhere = IpFamily::ALL.map(|family| first_of_family(&mut of_links.values().flatten(), family));
     let mut addresses = BTreeMap::new();
-    for link in links.collect::<BTreeSet<_>>() {
+    for link in links {
         let own = of_links.get(&link).map_or(&[][..], Vec::as_slice);
         for (family, other) in IpFamily::ALL.into_iter().zip(anywhere) {
             let everywhere = IpNet::new_assert(family.unspecified(), 0);

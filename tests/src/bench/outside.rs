@@ -81,8 +81,8 @@ pub(super) struct OutsideResult {
 }
 
 impl Way {
-    /// Conntrack translates connections in the last three. The kernel goes on to track connections for
-    /// a while afterwards.
+    /// Conntrack translates connections in the last three. Afterwards the kernel tracks connections
+    /// for a while.
     const ALL: [Self; 5] =
         [Self::Routed, Self::Masquerading, Self::KernelNat, Self::Nftables, Self::Programs];
 

@@ -37,12 +37,12 @@ impl NodeValue {
 /// use the low ones.
 const NOTE: u32 = 1 << 15;
 
-/// Asks the program on the link where the packet leaves to masquerade it. Returns false if netfilter
-/// does it, or may have to let it pass: then it needs the mark too.
+/// Asks the program on the link where the packet leaves to masquerade it. Returns false if the
+/// packet needs the mark too: netfilter masquerades it, or its rules in FORWARD must accept it.
 ///
-/// Rules of netfilter act on the mark with the first packet that conntrack knows of a connection.
-/// That may be any packet if conntrack begins to track connections. So packets of connections that
-/// go on have only the note.
+/// Netfilter's rules masquerade the first packet of a connection that conntrack sees. If conntrack
+/// begins to track connections, any packet may be the first one. So once the endpoint has replied,
+/// packets have only the note.
 #[inline(always)]
 pub(super) fn ask(frame: &impl Frame, packet: &Packet, node: &NodeValue, flow: &Flow) -> bool {
     if !node.masquerades_known_flows() {
@@ -62,7 +62,7 @@ pub(super) fn take_note(frame: &impl Frame) -> bool {
     note & NOTE != 0
 }
 
-/// Handles a TCP or UDP packet that leaves with the mark for masquerading.
+/// Handles a TCP or UDP packet that leaves with the mark or the note for masquerading.
 #[inline(never)]
 pub(super) fn original<F: Frame, T: Tables>(
     frame: &F,
@@ -142,9 +142,9 @@ fn may_begin(outgoing: &ClientPacket) -> bool {
     }
 }
 
-/// Finds a source for a new flow and writes its entries. Returns false if there is none, or if a
-/// TCP segment is of an unknown connection: the client sends it again, and if the endpoint does too,
-/// its segment restores the entry.
+/// Finds a source for a new flow and writes its entries. Returns false if there is no source, or if
+/// a TCP segment is of an unknown connection. The client sends such a segment again, and the next
+/// segment of the endpoint restores the entry.
 ///
 /// A client that repeats its SYN, or that uses its port again, keeps the source. To the endpoint it
 /// is the same host as before, whose sequence numbers and timestamps increase. The endpoint then
@@ -166,8 +166,8 @@ fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPacket
 
 /// Tries ports until one is free, and writes both entries. Returns false if none was.
 ///
-/// The port of the client comes first if it is in the range (RFC 4787, section 4.2.1), otherwise one
-/// that depends on client and endpoint: the same one again if the entries were lost.
+/// The first try is the port of the client if it is in the range (RFC 4787, section 4.2.1).
+/// Otherwise it depends on client and endpoint, and is the same again if the entries were lost.
 #[inline(never)]
 fn allocate<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPacket) -> bool {
     if !choose_address(frame, tables, outgoing) {
@@ -189,8 +189,8 @@ fn allocate<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPac
     entries::insert_reply(tables, outgoing) && entries::insert_original(tables, outgoing)
 }
 
-/// Sets the flow, with the address of the node and the port of the client. Returns false if there is
-/// no address. A function call of its own saves stack.
+/// Sets the flow, with the address of the node and the port of the client. Returns false if there
+/// is no address. A function call of its own saves stack.
 #[inline(never)]
 fn choose_address<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPacket) -> bool {
     let FlowKey { source: client, destination, .. } = outgoing.key;
@@ -226,6 +226,7 @@ fn hash(key: &FlowKey) -> u32 {
     words.into_iter().fold(0, |hash, word| (hash ^ word).wrapping_mul(FACTOR).rotate_left(15))
 }
 
+/// Rewrites a packet of a flow. `hook` is the direction whose packets are translated at this hook.
 #[inline(always)]
 fn translate<F: Frame, T: Tables>(
     frame: &F,

@@ -69,8 +69,8 @@ impl Node {
         panic!("{} of {flows} flows", self.flows);
     }
 
-    /// Returns the mean number of tries of flows that begin now, and how many of a thousand found no
-    /// port.
+    /// Returns the mean number of tries of flows that begin now, and how many of a thousand found
+    /// no port.
     fn tries(&mut self) -> (f64, usize) {
         let tries: Vec<Option<u32>> = (0..200).map(|_| self.begin_flow()).collect();
         let found: Vec<u32> = tries.iter().flatten().copied().collect();

@@ -90,8 +90,8 @@ pub(in super::super) fn insert_original<T: Tables>(tables: &T, incoming: &mut Cl
 pub(in super::super) enum Replaces {
     /// Those that ended or expired.
     Ended,
-    /// Those that ended so long ago that no endpoint has the connection in TIME-WAIT, and those that
-    /// expired.
+    /// Those that expired, and those that ended so long ago that no endpoint has the connection in
+    /// TIME-WAIT.
     EndedLongAgo,
 }
 

@@ -224,10 +224,11 @@ impl Ebpf {
 /// The prefix of the names of programs, and so of their links and filters.
 const LINKS: &str = "shunt_";
 
-/// Returns true for the socket programs that translate requests. They are attached after those that
-/// translate replies and names of peers, and removed before them. If the removal is interrupted, and
-/// the next process writes Services before it attaches its programs, no socket gets a peer whose
-/// name nothing translates.
+/// Returns true for the socket programs that translate requests. They are attached after the others,
+/// which translate replies and the addresses of peers, and removed before them.
+///
+/// The removal may be interrupted, and the next process writes Services before it attaches its
+/// programs. Meanwhile no request is translated without a program that translates its replies.
 fn translates_requests(program: &str) -> bool {
     program.contains("connect") || program.contains("sendmsg")
 }

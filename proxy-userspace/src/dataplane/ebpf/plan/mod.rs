@@ -165,6 +165,19 @@ impl<'a> Planner<'a> {
         self.phases.removals.extend(have.difference(wanted).map(|item| Step::Remove(entry(*item))));
     }
 
+    /// Plans the difference between two sets of entries with values.
+    fn value_difference<K: Ord + Copy, V: PartialEq + Copy>(
+        &mut self,
+        have: &BTreeMap<K, V>,
+        wanted: &BTreeMap<K, V>,
+        entry: impl Fn(K, V) -> MapEntry,
+    ) {
+        let changed = wanted.iter().filter(|(key, value)| have.get(key) != Some(*value));
+        self.phases.additions.extend(changed.map(|(key, value)| Step::Put(entry(*key, *value))));
+        let unwanted = have.iter().filter(|(key, _)| !wanted.contains_key(key));
+        self.phases.removals.extend(unwanted.map(|(key, value)| Step::Remove(entry(*key, *value))));
+    }
+
     fn node_addresses(&mut self) {
         let addresses = self.node.node_port_addresses.iter();
         let wanted = addresses.map(|address| Addr::from(*address).node_address()).collect();
@@ -197,16 +210,9 @@ impl<'a> Planner<'a> {
 
     fn bridge_ports(&mut self) {
         let (node, state) = (self.node, self.state);
-        for (&index, bridge) in &node.bridge_ports {
-            let wanted = BridgeAddress::new(bridge.0);
-            if state.bridge_ports.get(&index) != Some(&wanted) {
-                self.phases.additions.push(Step::Put(MapEntry::BridgePort(index, wanted)));
-            }
-        }
-        let unwanted = state.bridge_ports.iter().filter(|(index, _)| !node.bridge_ports.contains_key(index));
-        self.phases
-            .removals
-            .extend(unwanted.map(|(index, bridge)| Step::Remove(MapEntry::BridgePort(*index, *bridge))));
+        let ports = node.bridge_ports.iter();
+        let wanted = ports.map(|(index, bridge)| (*index, BridgeAddress::new(bridge.0))).collect();
+        self.value_difference(&state.bridge_ports, &wanted, MapEntry::BridgePort);
     }
 
     /// Plans the sources of masqueraded packets. If netfilter is to masquerade, its rules are
@@ -214,15 +220,7 @@ impl<'a> Planner<'a> {
     fn masquerade(&mut self) {
         let (node, state) = (self.node, self.state);
         let wanted = translate::masquerade_addresses(node);
-        for (subnet, address) in &wanted {
-            if state.masquerade_addresses.get(subnet) != Some(address) {
-                self.phases.additions.push(Step::Put(MapEntry::MasqueradeAddress(*subnet, *address)));
-            }
-        }
-        let unwanted = state.masquerade_addresses.iter().filter(|(subnet, _)| !wanted.contains_key(subnet));
-        let remove =
-            |(subnet, address): (&_, &_)| Step::Remove(MapEntry::MasqueradeAddress(*subnet, *address));
-        self.phases.removals.extend(unwanted.map(remove));
+        self.value_difference(&state.masquerade_addresses, &wanted, MapEntry::MasqueradeAddress);
         if node.masquerade.is_some() {
             let addresses = |of: &BTreeMap<_, Addr>| of.values().copied().collect::<BTreeSet<Addr>>();
             let gone = &addresses(&state.masquerade_addresses) - &addresses(&wanted);

@@ -32,7 +32,8 @@ pub(crate) fn socket_scope(node: &NodeView) -> (layout::SocketScope, &BTreeSet<N
     }
 }
 
-/// Returns the source addresses of the packets that the programs masquerade. None if netfilter does.
+/// Returns the source addresses of the packets that the programs masquerade. The map is empty if
+/// netfilter masquerades.
 pub(crate) fn masquerade_addresses(node: &NodeView) -> BTreeMap<LinkSubnet, Addr> {
     let addresses = node.masquerade.iter().flat_map(|masquerade| &masquerade.addresses);
     addresses

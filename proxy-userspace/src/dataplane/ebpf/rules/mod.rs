@@ -207,9 +207,15 @@ impl Rules {
     fn install_nft(&mut self) -> Result<(), KernelError> {
         let listing = self.nft.list_table(nft::TABLE)?;
         if !listing.as_ref().is_some_and(|listing| self.is_whole(listing)) {
-            self.nft.apply(&nft::script(self.marks, self.nat(listing.as_deref()), listing.is_some()))?;
-            self.installed_nft = self.nft.list_table(nft::TABLE)?;
+            self.write_nft(self.nat(listing.as_deref()), listing.is_some())?;
         }
+        Ok(())
+    }
+
+    /// Writes the table. If it `exists`, replaces it.
+    fn write_nft(&mut self, nat: Nat, exists: bool) -> Result<(), KernelError> {
+        self.nft.apply(&nft::script(self.marks, nat, exists))?;
+        self.installed_nft = self.nft.list_table(nft::TABLE)?;
         Ok(())
     }
 
@@ -238,9 +244,7 @@ impl Rules {
         if listing.as_deref().is_some_and(nft::has_nat_chain) || !Self::conntrack_translates() {
             return Ok(());
         }
-        self.nft.apply(&nft::script(self.marks, Nat::Keep, listing.is_some()))?;
-        self.installed_nft = self.nft.list_table(nft::TABLE)?;
-        Ok(())
+        self.write_nft(Nat::Keep, listing.is_some())
     }
 
     fn move_to(&mut self, location: Location) {

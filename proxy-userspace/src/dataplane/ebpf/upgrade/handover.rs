@@ -58,8 +58,8 @@ pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
 /// Hands over the flows in the map. The programs already leave new flows to netfilter.
 ///
 /// A packet that was in a program at that moment may begin one more flow, and conntrack has it only
-/// when the packet leaves the node. The second pass finds it. What conntrack still does not have
-/// then was silent since it tracks connections on this node.
+/// when the packet leaves the node. The second pass finds it. The flows that conntrack still does
+/// not have then had no packet since conntrack began to track connections on this node.
 pub(crate) fn hand_flows(pins: &PinDir) -> Result<HandoverCounts, KernelError> {
     let mut flows = Flows::open(pins)?;
     let mut counts = HandoverCounts::default();
@@ -182,7 +182,7 @@ impl Flows {
         let entries = self.assured.iter().chain(self.unassured.iter());
         let connection = |(key, flow): (FlowKey, Flow)| {
             let untranslated = pair(key.tuple());
-            let is_original = key.direction == Direction::Original as u8 && !passes(&flow);
+            let is_original = key.direction() == Some(Direction::Original) && !passes(&flow);
             if !is_original || IpFamily::of(untranslated.source.ip()) != family {
                 return None;
             }
@@ -207,12 +207,17 @@ impl Flows {
         }
         let original = pair(flow.tuple());
         let mut reply = pair(flow.tuple().swapped());
-        if let Some(masqueraded) = self.entry(&key(Direction::Masquerade, protocol, original)) {
-            reply.destination = address(masqueraded.source);
+        if let Some(source) = self.source(protocol, original) {
+            reply.destination = source;
         }
         let expires_after = flow.lifetime(protocol).saturating_sub(silence);
         let tracked = TrackedConnection { protocol, original, reply, is_dnat: false };
         Some(Connection::untracked(tracked, untranslated, reply, expires_after, flow.is_assured()))
+    }
+
+    /// Returns the source with which the programs masquerade a flow.
+    fn source(&self, protocol: Protocol, original: AddressPair) -> Option<SocketAddr> {
+        self.entry(&key(Direction::Masquerade, protocol, original)).map(|flow| address(flow.source))
     }
 
     /// Returns a flow that the programs translate.
@@ -282,11 +287,9 @@ impl Flows {
 
 /// Returns true for the entries of flows that the programs masquerade with this address.
 pub(crate) fn has_source(address: Addr, key: &FlowKey, flow: &Flow) -> bool {
-    const MASQUERADE: u8 = Direction::Masquerade as u8;
-    const REPLY: u8 = Direction::MasqueradeReply as u8;
-    match key.direction {
-        MASQUERADE => flow.source.addr == address,
-        REPLY => key.destination.addr == address,
+    match key.direction() {
+        Some(Direction::Masquerade) => flow.source.addr == address,
+        Some(Direction::MasqueradeReply) => key.destination.addr == address,
         _ => false,
     }
 }
@@ -322,8 +325,8 @@ const UNASSURED_FOR: Duration = Duration::from_secs(3);
 /// they are handed over.
 const UNASSURED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Conntrack would have forgotten a conversation that was silent for this long, if it had tracked it
-/// (`nf_conntrack_udp_timeout`). The client may use its port for another one.
+/// After this silence conntrack forgets a conversation (`nf_conntrack_udp_timeout`). The client may
+/// use its port for another one.
 const CONVERSATION_FOR: Duration = Duration::from_secs(30);
 
 /// Returns true for a flow that conntrack need not have, at a time after the handover began.
@@ -350,8 +353,7 @@ impl Translator for Flows {
 
     /// Conntrack sees packets before the programs masquerade them.
     fn masqueraded_source(&mut self, tracked: &TrackedConnection) -> Option<SocketAddr> {
-        self.entry(&key(Direction::Masquerade, tracked.protocol, tracked.original))
-            .map(|flow| address(flow.source))
+        self.source(tracked.protocol, tracked.original)
     }
 
     /// A flow that expired meanwhile may have been left to netfilter with its next datagram.
