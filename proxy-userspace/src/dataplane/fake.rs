@@ -43,7 +43,7 @@ pub(crate) struct FakeKernel {
     pub(crate) calls: Vec<Call>,
     /// The number of next applies that fail.
     pub(crate) failures_left: usize,
-    /// [`Dataplane::is_certain`] returns this.
+    /// [`Dataplane::is_certain`] returns this. [`Dataplane::distrust`] ends it.
     pub(crate) is_certain: bool,
     /// The kernel rejects new and changed service ports.
     pub(crate) is_full: bool,
@@ -240,6 +240,10 @@ impl Dataplane for FakeDataplane {
 
     fn is_certain(&mut self, _: &KernelContent) -> bool {
         self.kernel().is_certain
+    }
+
+    fn distrust(&mut self) {
+        self.kernel().is_certain = false;
     }
 
     fn is_partial(error: &FakeError) -> bool {

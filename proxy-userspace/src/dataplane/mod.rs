@@ -58,6 +58,10 @@ pub trait Dataplane {
         Ok(self.is_certain(state))
     }
 
+    /// Makes the next [`Self::refresh`] rely on nothing that may have been read before: somebody
+    /// else may have changed the kernel.
+    fn distrust(&mut self) {}
+
     /// Returns true if each [`Self::refresh`] compares all that the kernel holds. Otherwise it is
     /// read from time to time although it seems certain.
     fn compares_all(&self) -> bool {

@@ -67,6 +67,9 @@ pub trait Renderer: Send {
     /// Makes the next [`Self::observe`] read the kernel in any case.
     fn invalidate(&mut self) {}
 
+    /// See [`Dataplane::distrust`].
+    fn distrust(&mut self) {}
+
     /// Makes the kernel serve what is dirty of the Snapshot. Returns the number of kernel changes.
     /// Observes first if there is no state.
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError>;
@@ -159,6 +162,10 @@ where
         if !self.dataplane.compares_all() {
             self.state = None;
         }
+    }
+
+    fn distrust(&mut self) {
+        self.dataplane.distrust();
     }
 
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {

@@ -67,7 +67,7 @@ fn ebpf(config: &Config, launcher: &Launcher, drift: &Arc<Notify>) -> anyhow::Re
     warn_of_shared_ports(config);
     let mut programs = Ebpf::new(&assembly::ebpf(config, launcher))?;
     let notified = Arc::clone(drift);
-    programs.check_maps(move || notified.notify_one())?;
+    programs.check_in_threads(move || notified.notify_one())?;
     let programs = boxed::<Ebpf>(Ok(programs))?;
     let policy = config.ebpf.backstop;
     let (config, launcher, drift) = (config.clone(), launcher.clone(), Arc::clone(drift));

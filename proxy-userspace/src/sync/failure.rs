@@ -6,7 +6,11 @@ use tokio::time::Instant;
 
 use super::{SyncError, SyncLoop};
 use crate::{
-    causes::with_causes, dataplane::RenderError, health::SyncTask, metrics::SyncExtent, model::IpFamily,
+    causes::with_causes,
+    dataplane::RenderError,
+    health::SyncTask,
+    metrics::SyncExtent,
+    model::{Dirty, IpFamily},
     node::NodeEvents,
 };
 
@@ -31,6 +35,12 @@ impl SyncLoop {
         self.failure.family = None;
         self.failure.events.recovered(&self.outputs.events);
         self.outputs.status.task_succeeded(SyncTask::Program).is_some()
+    }
+
+    /// Returns true if a removal may have made room for a Service that did not fit.
+    pub(super) fn may_have_made_room(&self, dirty: &Dirty) -> bool {
+        let is_removed = |key| !self.model.snapshot().ports.contains_key(key);
+        self.schedule.is_partial() && dirty.ports.iter().any(is_removed)
     }
 
     /// Returns an error if the dataplane has failed for too long.

@@ -223,7 +223,10 @@ impl SyncLoop {
                     let settings = inputs.settings.borrow_and_update().clone();
                     self.take_settings(settings);
                 }
-                () = inputs.drift.notified() => self.schedule.suspect_drift(),
+                () = inputs.drift.notified() => {
+                    self.schedule.suspect_drift();
+                    self.renderer.distrust();
+                }
                 () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
             if self.node_wait.check(&self.model, Instant::now())? {
@@ -388,11 +391,5 @@ impl SyncLoop {
         if operations > 0 || is_first {
             self.log_sync(now, took, operations);
         }
-    }
-
-    /// Returns true if a removal may have made room for a Service that did not fit.
-    fn may_have_made_room(&self, dirty: &Dirty) -> bool {
-        let is_removed = |key| !self.model.snapshot().ports.contains_key(key);
-        self.schedule.is_partial() && dirty.ports.iter().any(is_removed)
     }
 }

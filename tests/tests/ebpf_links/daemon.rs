@@ -37,7 +37,11 @@ struct Daemon {
 impl Daemon {
     fn start(attachment: LinkAttachment, sync_period: Duration) -> Self {
         let mut bench = Bench::new(attachment);
-        let renderer = Box::new(DataplaneRenderer::new(bench.dataplane.take().expect("running")));
+        let mut dataplane = bench.dataplane.take().expect("running");
+        let disturbed = Arc::new(Notify::new());
+        let notified = Arc::clone(&disturbed);
+        dataplane.check_in_threads(move || notified.notify_one()).expect("threads");
+        let renderer = Box::new(DataplaneRenderer::new(dataplane));
         let metrics = Metrics::default();
         let outputs = Outputs {
             metrics: metrics.clone(),
@@ -57,7 +61,6 @@ impl Daemon {
         let mut daemon = SyncLoop::new(settings.clone(), renderer, outputs, shutdown.clone());
         let (events, received) = mpsc::channel(8);
         let (facts, node_facts) = watch::channel(None);
-        let disturbed = Arc::new(Notify::new());
         let settings = watch::Sender::new(settings);
         let inputs = Inputs {
             events: received,

@@ -5,4 +5,5 @@ mod bench;
 mod beside;
 mod calls;
 mod daemon;
+mod look;
 mod marks;

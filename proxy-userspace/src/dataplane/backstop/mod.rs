@@ -226,6 +226,13 @@ impl Renderer for Backstopped {
         self.programs.invalidate();
     }
 
+    fn distrust(&mut self) {
+        if let Some(backstop) = self.in_place() {
+            backstop.distrust();
+        }
+        self.programs.distrust();
+    }
+
     /// If the backstop fails, the programs are rendered nevertheless.
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {
         self.update_needs(snapshot, dirty);

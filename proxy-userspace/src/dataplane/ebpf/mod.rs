@@ -1,11 +1,13 @@
 //! The eBPF dataplane: Services are entries of maps, and programs on sockets and links translate.
 
 mod apply;
+mod checkers;
 mod error;
 mod failures;
 mod links;
 mod maps;
 mod plan;
+mod program_checker;
 mod rules;
 mod sockets;
 mod trace;
@@ -23,6 +25,17 @@ pub use proxy_common::layout::MapSizes;
 use proxy_common::layout::{MAPS, MapDeclaration, service_slots};
 
 pub(super) use self::plan::translate::depends_on_source;
+use self::{
+    checkers::{Checkers, OnDrift},
+    links::Links,
+    maps::{
+        Maps, counters::Counters, prefilter::PrefilterBits, service_counts::ServiceSlots,
+        sweeper::FlowSweeper,
+    },
+    sockets::SocketReleaser,
+    trace::TraceLogger,
+    upgrade::{StagedMaps, handover, own_netns, state_maps::StateCopies},
+};
 pub use self::{
     error::EbpfError,
     links::{HookState, LinkAttachment, LinkHook},
@@ -33,16 +46,6 @@ pub use self::{
         step::{MapEntry, Step},
     },
     rules::{MASQUERADED_PORTS, Marks, NAMES as RULE_NAMES, Rules},
-};
-use self::{
-    links::Links,
-    maps::{
-        Maps, checker::MapChecker, counters::Counters, entries::EntryReader, prefilter::PrefilterBits,
-        service_counts::ServiceSlots, sweeper::FlowSweeper,
-    },
-    sockets::SocketReleaser,
-    trace::TraceLogger,
-    upgrade::{StagedMaps, handover, own_netns, state_maps::StateCopies},
 };
 use super::{Dataplane, DisplacedLink, KernelCounts, MapFill, lock};
 use crate::{
@@ -99,8 +102,8 @@ pub struct Ebpf {
     links: Links,
     socket_releaser: SocketReleaser,
     sweeper: FlowSweeper,
-    /// `None` if the maps are read on the thread of the caller only.
-    checker: Option<MapChecker>,
+    /// `None` if everything is read on the thread of the caller.
+    checkers: Option<Checkers>,
     _log: Option<TraceLogger>,
     /// State to be copied when the programs of this process take over.
     state_copies: StateCopies,
@@ -159,7 +162,7 @@ impl Ebpf {
             links,
             socket_releaser,
             sweeper,
-            checker: None,
+            checkers: None,
             _log: log,
             state_copies,
             service_slots,
@@ -169,15 +172,6 @@ impl Ebpf {
             is_staged: staged.is_some(),
             attached: false,
         })
-    }
-
-    /// Compares the maps with what was written in a thread of its own from now on, instead of
-    /// reading them on the thread that applies plans. `on_drift` is called there if they differ.
-    pub fn check_maps(&mut self, on_drift: impl Fn() + Send + 'static) -> Result<(), EbpfError> {
-        let entries = EntryReader::open(&self.object)?;
-        let (prefilter, usage) = (Arc::clone(&self.maps.prefilter), Arc::clone(&self.sweeper.usage));
-        self.checker = Some(MapChecker::start(entries, prefilter, usage, Box::new(on_drift))?);
-        Ok(())
     }
 
     /// Hands the connections of link programs that are pinned in a directory over to conntrack, if
@@ -205,14 +199,6 @@ impl Ebpf {
     /// Returns true if commands for rules are not started any more.
     fn is_shutting_down(&self) -> bool {
         self.rules.as_ref().is_some_and(Rules::is_shutting_down)
-    }
-
-    /// Reads which programs are attached, and whether the rules are installed.
-    fn observe_programs(&mut self, state: &mut State) -> Result<(), KernelError> {
-        state.attached = self.is_attached()?;
-        state.links = self.links.observe(&self.object, &self.pins)?;
-        state.rules_are_installed = self.rules.as_mut().is_none_or(Rules::are_installed);
-        Ok(())
     }
 
     /// Returns the cookie of this process's network namespace, as the attached programs see it.
@@ -261,22 +247,27 @@ impl Dataplane for Ebpf {
         Ok(state)
     }
 
-    /// The thread that checks the maps reads them meanwhile, and notifies the sync loop if they
+    /// Threads read maps, links and rules after the next plan, and notify the sync loop if they
     /// differ.
     fn refresh(&mut self, state: &mut State) -> Result<bool, EbpfError> {
         let settings = (state.local_detection, state.socket_scope, state.new_flows, state.masquerade);
         let is_certain = state.is_current
             && state.is_taken_over()
             && self.maps.node_settings()? == settings
-            && self.checker.as_ref().is_some_and(MapChecker::check);
+            && self.checkers.as_ref().is_some_and(|checkers| !checkers.maps.take_doubt());
         if is_certain {
-            self.observe_programs(state)?;
+            self.checkers.iter_mut().for_each(|checkers| checkers.maps_are_due = true);
+            self.refresh_programs(state)?;
         }
         Ok(is_certain)
     }
 
+    fn distrust(&mut self) {
+        self.checkers.iter().for_each(|checkers| checkers.programs.doubt());
+    }
+
     fn compares_all(&self) -> bool {
-        self.checker.is_some()
+        self.checkers.is_some()
     }
 
     fn is_current(state: &State) -> bool {
@@ -288,12 +279,16 @@ impl Dataplane for Ebpf {
     }
 
     fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), EbpfError> {
-        if let Some(checker) = self.checker.as_ref().filter(|_| !plan.steps.is_empty()) {
-            checker.begin_plan();
+        if let Some(checkers) = &self.checkers {
+            if !plan.steps.is_empty() {
+                checkers.maps.begin_plan();
+            }
+            checkers.programs.begin_plan(&plan.steps, self.new_marks.is_some());
         }
         let result = self.apply_all(state, &plan);
         state.is_current = result.is_ok() && (plan.is_whole || state.is_current);
-        self.checker.iter().for_each(|checker| checker.end_plan(state.digest));
+        self.checkers.iter().for_each(|checkers| checkers.maps.end_plan(state.digest));
+        self.start_comparisons(state);
         result
     }
 

@@ -225,6 +225,11 @@ impl Object {
         self.link_programs.iter().rev().find_map(|(known, id)| (*known == name).then_some(*id))
     }
 
+    /// Returns the names and ids of the link programs that are loaded.
+    pub fn link_programs(&self) -> &[(&'static str, u32)] {
+        &self.link_programs
+    }
+
     /// Returns true if this object has loaded the program with this id, as the link program with
     /// this name.
     pub fn is_link_program(&self, name: &str, id: u32) -> bool {

@@ -82,6 +82,11 @@ impl PinDir {
         }
     }
 
+    /// Returns the same directory without a lock, to read it.
+    pub fn unlocked(&self) -> Self {
+        Self { path: self.path.clone(), lock: None }
+    }
+
     /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path

@@ -270,6 +270,16 @@ async fn reported_drift_is_repaired_before_sync_period() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn reported_drift_is_read_although_the_state_seems_certain() {
+    let daemon = Daemon::synced().await;
+    daemon.fake.kernel().is_certain = true;
+    daemon.fake.kernel().content.ports.clear();
+    daemon.drift.notify_one();
+    daemon.settle().await;
+    assert_eq!(daemon.calls(), [Call::Observe, Call::Apply(1)]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_shutdown_changes_nothing_in_the_kernel() {
     let daemon = Daemon::synced().await;
     let before = daemon.fake.kernel().content.clone();

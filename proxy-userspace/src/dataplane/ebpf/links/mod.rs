@@ -1,23 +1,21 @@
 //! Attaches and detaches the programs on the node's links, and observes what is attached.
 
 mod order;
+mod reader;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use nix::net::if_::if_nameindex;
 
 use self::order::Order;
+pub(super) use self::reader::{ExpectedLinks, LinkReader};
 use crate::{
     dataplane::DisplacedLink,
     kernel::{
         KernelError,
         bpf::{
             Object, PinDir,
-            tc::{
-                AttachOutcome, Attached, Hook, LinkProgram,
-                clsact::{Clsact, Filter},
-                tcx,
-            },
+            tc::{AttachOutcome, Attached, Hook, LinkProgram, clsact::Clsact, tcx},
         },
         clock,
     },
@@ -186,6 +184,25 @@ impl Links {
         self.order.displaced()
     }
 
+    /// Returns a reader of the programs on links, for another thread.
+    pub(super) fn reader(&self, pins: &PinDir) -> Result<LinkReader, KernelError> {
+        let clsact = self.means.clsact().map(|_| Clsact::open()).transpose()?;
+        Ok(LinkReader { clsact, pins: pins.unlocked() })
+    }
+
+    /// Returns what a [`LinkReader`] must find if nothing changed. Returns `None` if each look
+    /// counts, because a program is not the first of its hook or was not within the last minutes.
+    pub(super) fn expected(
+        &self,
+        object: &Object,
+        states: &BTreeMap<LinkHook, HookState>,
+    ) -> Option<ExpectedLinks> {
+        if !self.order.is_empty() {
+            return None;
+        }
+        ExpectedLinks::new(states, object.link_programs())
+    }
+
     /// Returns our programs on all links.
     pub(super) fn observe(
         &mut self,
@@ -193,14 +210,7 @@ impl Links {
         pins: &PinDir,
     ) -> Result<BTreeMap<LinkHook, HookState>, KernelError> {
         let now = clock::monotonic()?;
-        let attached: Vec<_> = match &self.means {
-            Means::Tcx => pinned(pins)?
-                .map(|at| Ok((at, tcx::attached(at.index, at.hook, &pins.link(&pin_name(at)))?)))
-                .collect::<Result<_, KernelError>>()?,
-            Means::Clsact { clsact, .. } => {
-                filters(clsact)?.into_iter().map(|(at, filter)| (at, Some(filter.attached))).collect()
-            }
-        };
+        let attached = reader::read(self.means.clsact(), pins)?;
         let mut state = |(at, attached)| (at, hook_state(&mut self.order, object, at, attached, now));
         let mut states: BTreeMap<_, _> = attached.into_iter().map(&mut state).collect();
         self.order.retain(|at| states.contains_key(&at));
@@ -213,6 +223,15 @@ impl Links {
             states.extend(left_out.keys().flat_map(hooks));
         }
         Ok(states)
+    }
+}
+
+impl Means {
+    const fn clsact(&self) -> Option<&Clsact> {
+        match self {
+            Self::Tcx => None,
+            Self::Clsact { clsact, .. } => Some(clsact),
+        }
     }
 }
 
@@ -264,7 +283,7 @@ pub(super) fn remove_all(pins: Option<&PinDir>) -> Vec<KernelError> {
     let mut errors = Vec::new();
     if let Some(pins) = pins {
         errors.extend(remove_marked_qdiscs(pins).err());
-        match pinned(pins) {
+        match reader::pinned(pins) {
             // In the opposite order of attaching.
             Ok(hooks) => {
                 errors.extend(
@@ -274,7 +293,7 @@ pub(super) fn remove_all(pins: Option<&PinDir>) -> Vec<KernelError> {
             Err(error) => errors.push(error),
         }
     }
-    match Clsact::open().and_then(|clsact| Ok((filters(&clsact)?, clsact))) {
+    match Clsact::open().and_then(|clsact| Ok((reader::filters(&clsact)?, clsact))) {
         Ok((filters, clsact)) => {
             let hooks = reverse_order(filters.into_iter().map(|(at, _)| at));
             errors.extend(hooks.filter_map(|at| clsact.detach(at.index, at.hook).err()));
@@ -300,26 +319,6 @@ fn reverse_order(hooks: impl Iterator<Item = LinkHook>) -> impl Iterator<Item = 
     let mut hooks: Vec<LinkHook> = hooks.collect();
     hooks.sort_unstable();
     hooks.into_iter().rev()
-}
-
-fn pinned(pins: &PinDir) -> Result<impl Iterator<Item = LinkHook>, KernelError> {
-    Ok(pins.link_names()?.into_iter().filter_map(|name| from_pin_name(&name)))
-}
-
-/// Returns our filters on all links of this network namespace.
-fn filters(clsact: &Clsact) -> Result<Vec<(LinkHook, Filter)>, KernelError> {
-    let links = if_nameindex().map_err(|error| KernelError::call("list", "links")(error.into()))?;
-    let mut found = Vec::new();
-    for link in &links {
-        for hook in HOOKS {
-            let at = LinkHook { hook, index: link.index() };
-            let filter = clsact.attached(at.index, hook)?;
-            found.extend(
-                filter.filter(|filter| filter.name.starts_with(super::LINKS)).map(|filter| (at, filter)),
-            );
-        }
-    }
-    Ok(found)
 }
 
 const fn program_name(hook: Hook, framing: Framing) -> &'static str {

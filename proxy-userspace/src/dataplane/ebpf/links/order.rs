@@ -83,6 +83,11 @@ impl Order {
         false
     }
 
+    /// Returns true if our program is the first of each hook, and was in the last [`PERIOD`].
+    pub(super) fn is_empty(&self) -> bool {
+        self.hooks.is_empty()
+    }
+
     /// Forgets the hooks that are not observed any more.
     pub(super) fn retain(&mut self, is_observed: impl Fn(LinkHook) -> bool) {
         self.hooks.retain(|at, _| is_observed(*at));

@@ -15,7 +15,7 @@ use std::{
 };
 
 use super::{
-    super::plan::digest::Digest,
+    super::{OnDrift, plan::digest::Digest},
     entries::EntryReader,
     prefilter::{Prefilter, PrefilterBits},
     usage::MapUsage,
@@ -40,9 +40,6 @@ struct Expectation {
     /// The maps were found to differ, or could not be compared.
     is_doubtful: bool,
 }
-
-/// What happens if the maps differ from what was written.
-type OnDrift = Box<dyn Fn() + Send>;
 
 /// A thread that compares the maps. It ends when this is dropped.
 pub(crate) struct MapChecker {
@@ -77,14 +74,15 @@ impl MapChecker {
         lock(&self.expectation).digest = Some(digest);
     }
 
-    /// Returns false if the last comparison was not successful. Otherwise starts the next one.
-    pub(crate) fn check(&self) -> bool {
-        if std::mem::take(&mut lock(&self.expectation).is_doubtful) {
-            return false;
-        }
+    /// Returns true if the last comparison was not successful. The caller then reads the maps.
+    pub(crate) fn take_doubt(&self) -> bool {
+        std::mem::take(&mut lock(&self.expectation).is_doubtful)
+    }
+
+    /// Starts a comparison.
+    pub(crate) fn start_comparison(&self) {
         // If the channel is full, a comparison is due already. The thread lives as long as this.
         let _ = self.wake.try_send(());
-        true
     }
 }
 

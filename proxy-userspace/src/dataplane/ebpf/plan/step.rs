@@ -182,6 +182,11 @@ impl Step {
         }
     }
 
+    /// Returns true if the step may write netfilter rules.
+    pub(crate) const fn may_change_rules(&self) -> bool {
+        matches!(self, Self::InstallRules | Self::LeaveFlowsToConntrack)
+    }
+
     /// Returns the index of the link that the step is for, if any.
     pub const fn link(&self) -> Option<u32> {
         match self {

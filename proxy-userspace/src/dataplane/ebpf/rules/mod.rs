@@ -75,7 +75,7 @@ enum Location {
 }
 
 /// The rules of this network namespace.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Rules {
     marks: Marks,
     /// They masquerade. Otherwise the link programs do.
@@ -160,7 +160,7 @@ impl Rules {
 
     /// Returns true if all rules are installed. Returns false if they cannot be read: installing
     /// them reports why.
-    pub fn are_installed(&mut self) -> bool {
+    pub fn are_installed(&self) -> bool {
         self.check().unwrap_or_else(|error| {
             tracing::debug!(%error, "cannot read the netfilter rules");
             false
