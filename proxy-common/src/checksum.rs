@@ -34,6 +34,18 @@ impl Difference {
         Self(add(self.0, other.0))
     }
 
+    /// Returns the difference for a number that [`Self::wsum`] returned.
+    #[inline(always)]
+    pub const fn from_wsum(wsum: u32) -> Self {
+        Self(wsum)
+    }
+
+    /// Returns the difference of a replaced word of two bytes at an even offset.
+    #[inline(always)]
+    pub const fn of_bytes(old: [u8; 2], new: [u8; 2]) -> Self {
+        Self(0).and_word(u16::from_ne_bytes(old) as u32, u16::from_ne_bytes(new) as u32)
+    }
+
     /// Returns the number for the helpers of the kernel.
     #[inline(always)]
     pub const fn wsum(self) -> u32 {

@@ -4,6 +4,9 @@ use crate::{Addr, Protocol, checksum::Difference, layout::Endpoint};
 
 /// A frame of a link that can be read and changed. Offsets are in bytes from its start.
 pub trait Frame {
+    /// The frame begins with an Ethernet header.
+    const IS_ETHERNET: bool;
+
     /// Reads bytes. Returns `None` if the frame is too short.
     fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]>;
     /// Writes bytes. Returns `None` if the frame is too short or the kernel has no memory.
@@ -29,6 +32,21 @@ pub trait Frame {
     fn note(&self) -> u32;
     /// Leaves a note, of 16 bits.
     fn set_note(&self, note: u32);
+    /// Returns the interface index of the link on which the packet came in, or 0 if the node sends
+    /// it.
+    fn ingress_link(&self) -> u32;
+    /// Returns the bytes of payload in each segment into which the kernel will cut the packet, or 0
+    /// if it will not.
+    fn segment_size(&self) -> u32;
+    /// Returns true if the frame has a VLAN tag beside its bytes.
+    fn has_vlan_tag(&self) -> bool;
+    /// Returns the priority, by which a qdisc may choose.
+    fn priority(&self) -> u32;
+    /// Sets the priority.
+    fn set_priority(&self, priority: u32);
+    /// Makes the packet leave on another link, as it is, if the program returns
+    /// [`Outcome::Redirect`](crate::link::Outcome).
+    fn redirect(&self, link: u32);
 }
 
 /// How a checksum covers the changed bytes.
@@ -295,6 +313,23 @@ impl Packet {
         frame.load(self.payload + TCP_SEQUENCE).map(u32::from_be_bytes)
     }
 
+    /// Returns the bytes of the header of a TCP segment.
+    #[inline(always)]
+    pub fn tcp_header(&self, frame: &impl Frame) -> Option<u32> {
+        let [words] = frame.load(self.payload + TCP_LENGTH)?;
+        Some(u32::from(words >> 4) * 4)
+    }
+
+    /// Returns true for an IPv4 header without options, or an IPv6 header without extensions.
+    #[inline(always)]
+    pub const fn has_plain_header(&self) -> bool {
+        let header = match self.version {
+            IpVersion::V4 => 20,
+            IpVersion::V6 => 40,
+        };
+        self.payload == self.header + header
+    }
+
     /// Returns the acknowledgement number of a TCP segment.
     #[inline(always)]
     pub fn tcp_acknowledgement(&self, frame: &impl Frame) -> Option<u32> {
@@ -302,6 +337,8 @@ impl Packet {
     }
 }
 
+/// The offset of the length of the header of TCP.
+const TCP_LENGTH: u32 = 12;
 /// The offset of the sequence number in the header of TCP.
 const TCP_SEQUENCE: u32 = 4;
 /// The offset of the acknowledgement number.
@@ -360,6 +397,12 @@ impl TcpFlags {
     #[inline(always)]
     pub const fn has_fin(self) -> bool {
         self.0 & Self::FIN != 0
+    }
+
+    /// Returns true for a segment that neither opens, closes nor resets a connection.
+    #[inline(always)]
+    pub const fn is_plain(self) -> bool {
+        self.0 & (Self::ACK | Self::SYN | Self::FIN | Self::RST) == Self::ACK
     }
 
     /// Returns true if the sender resets the connection.

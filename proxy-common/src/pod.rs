@@ -4,9 +4,10 @@
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, EndpointValue, Flow,
-        FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors,
-        ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, TraceEvent, UdpSocket,
+        AffinityKey, AffinityValue, BridgeAddress, Connection, DirectFlow, DirectKey, Endpoint, EndpointKey,
+        EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey, NodeValue,
+        ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, TraceEvent,
+        UdpSocket,
     },
 };
 
@@ -27,6 +28,8 @@ pod!(
     AffinityValue,
     BridgeAddress,
     Connection,
+    DirectFlow,
+    DirectKey,
     Endpoint,
     EndpointKey,
     EndpointValue,

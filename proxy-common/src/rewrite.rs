@@ -19,29 +19,59 @@ pub fn transport<F: Frame>(
     before: &FlowKey,
     after: &Flow,
 ) -> Option<()> {
-    let ChecksumField { offset, is_optional } = protocol.checksum_field()?;
-    let checksum = packet.payload + offset;
-    // A TCP segment has its checksum, because its flags were read.
-    let is_absent = is_optional && frame.load(checksum)? == [0; 2];
+    let checksum = TransportChecksum::of(frame, packet, protocol)?;
     let (addresses, ports) = if packet.is_plain_v4() {
         store_plain_v4(frame, packet, before, after)?
     } else {
         store_fields(frame, packet, before, after)?
     };
-    if is_absent {
-        // The checksum of the IPv4 header compensates for the addresses.
-        let is_v4 = packet.version == IpVersion::V4;
-        frame.update_hardware_checksum(if is_v4 { ports } else { ports.and(addresses) });
-        return Some(());
+    checksum.fix(frame, packet.version, addresses, ports)
+}
+
+/// The checksum of a TCP or UDP packet.
+pub(crate) struct TransportChecksum {
+    offset: u32,
+    is_optional: bool,
+    is_absent: bool,
+}
+
+impl TransportChecksum {
+    /// Finds the checksum. Returns `None` if the packet is truncated before it: then nothing must
+    /// be written.
+    #[inline(always)]
+    pub(crate) fn of(frame: &impl Frame, packet: &Packet, protocol: Protocol) -> Option<Self> {
+        let ChecksumField { offset, is_optional } = protocol.checksum_field()?;
+        let offset = packet.payload + offset;
+        // A TCP segment has its checksum, because its flags were read.
+        let is_absent = is_optional && frame.load(offset)? == [0; 2];
+        Some(Self { offset, is_optional, is_absent })
     }
-    if !addresses.is_zero() {
-        let coverage = ChecksumCoverage { pseudo_header: Some(packet.version), is_optional };
-        frame.fix_checksum(checksum, addresses, coverage)?;
+
+    /// Updates it for changed addresses and ports.
+    #[inline(always)]
+    pub(crate) fn fix(
+        self,
+        frame: &impl Frame,
+        version: IpVersion,
+        addresses: Difference,
+        ports: Difference,
+    ) -> Option<()> {
+        let Self { offset, is_optional, is_absent } = self;
+        if is_absent {
+            // The checksum of the IPv4 header compensates for the addresses.
+            let is_v4 = version == IpVersion::V4;
+            frame.update_hardware_checksum(if is_v4 { ports } else { ports.and(addresses) });
+            return Some(());
+        }
+        if !addresses.is_zero() {
+            let coverage = ChecksumCoverage { pseudo_header: Some(version), is_optional };
+            frame.fix_checksum(offset, addresses, coverage)?;
+        }
+        if !ports.is_zero() {
+            frame.fix_checksum(offset, ports, ChecksumCoverage { pseudo_header: None, is_optional })?;
+        }
+        Some(())
     }
-    if !ports.is_zero() {
-        frame.fix_checksum(checksum, ports, ChecksumCoverage { pseudo_header: None, is_optional })?;
-    }
-    Some(())
 }
 
 /// Writes checksum, addresses and ports of an IPv4 header without options, which are adjacent: one

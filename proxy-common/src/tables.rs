@@ -3,9 +3,11 @@
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, MemberKey, NodeValue, ProgramError, ServiceEvent, ServiceKey, ServiceValue,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, Endpoint, EndpointKey, Flow, FlowKey,
+        FragmentKey, FragmentValue, MemberKey, NodeValue, ProgramError, ServiceEvent, ServiceKey,
+        ServiceValue,
     },
+    link::direct::DirectProgress,
     packet::TcpFlags,
     prefilter::PrefilterItem,
 };
@@ -70,6 +72,20 @@ pub trait Tables {
     fn reuse_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
     /// Removes one direction of a flow from both maps.
     fn remove_flow(&self, key: &FlowKey);
+
+    /// Returns true if flows that come in on a link may take the direct path.
+    fn is_direct_link(&self, link: u32) -> bool;
+    /// Looks up a direction of a flow on the direct path, and notes the acknowledgement number of a
+    /// segment with these flags.
+    fn direct_flow(&self, key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow>;
+    /// Looks up what is known of such a direction, without a change.
+    fn direct_progress(&self, key: &DirectKey) -> DirectProgress;
+    /// Inserts or replaces a direction of a flow on the direct path.
+    fn put_direct_flow(&self, key: &DirectKey, flow: &DirectFlow);
+    /// Removes a direction of a flow from the direct path.
+    fn remove_direct_flow(&self, key: &DirectKey);
+    /// Asks userspace to approve a connection. Returns false if there is no room for the request.
+    fn request_direct(&self, key: &DirectKey) -> bool;
 
     /// Looks up the translation of the first fragment of a datagram.
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentValue>;

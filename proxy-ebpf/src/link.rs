@@ -14,6 +14,9 @@ const NEXT: i32 = -1;
 /// `TC_ACT_SHOT`, `TCX_DROP`.
 const DROP: i32 = 2;
 
+/// `TC_ACT_REDIRECT`, `TCX_REDIRECT`: the packet leaves on the link that the frame names.
+const REDIRECT: i32 = 7;
+
 /// Handles a packet that comes in on a link.
 #[inline(always)]
 pub fn ingress<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
@@ -41,5 +44,6 @@ const fn code(outcome: Outcome) -> i32 {
     match outcome {
         Outcome::Proceed => NEXT,
         Outcome::Drop => DROP,
+        Outcome::Redirect => REDIRECT,
     }
 }

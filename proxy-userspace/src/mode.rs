@@ -46,8 +46,10 @@ setting! {
         /// The programs, where nothing on the node could notice the difference; otherwise
         /// netfilter.
         Auto = "auto",
-        /// The programs.
+        /// The programs. Packets go through the stack.
         Programs = "programs",
+        /// The programs. Packets of flows that they learned leave on another link at once.
+        Direct = "direct",
         /// Netfilter: the rules of the backstop.
         Netfilter = "netfilter",
     }
@@ -56,6 +58,8 @@ setting! {
 setting! {
     /// What masquerades packets that come in on links, in the ebpf mode.
     LinksMasquerade {
+        /// The programs on the direct path, otherwise netfilter.
+        Auto = "auto",
         /// Netfilter, with conntrack.
         Netfilter = "netfilter",
         /// The programs.

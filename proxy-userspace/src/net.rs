@@ -181,6 +181,12 @@ pub enum LinkPath {
     /// The link programs.
     #[default]
     Programs,
+    /// The link programs. Packets of flows that they learned leave on another link at once.
+    Direct {
+        /// The names of the links on which others see packets after shunt's programs. What comes
+        /// in there goes through the stack.
+        without: BTreeSet<Arc<str>>,
+    },
     /// Netfilter: the rules of the backstop.
     Netfilter {
         /// The reason, for people: the setting, or the rule, policy or program of others that could

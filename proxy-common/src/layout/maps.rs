@@ -2,9 +2,9 @@
 //! and the settings for their sizes are derived from it.
 
 use super::{
-    AffinityKey, AffinityValue, BridgeAddress, Connection, Endpoint, EndpointKey, EndpointValue, Flow,
-    FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors,
-    ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
+    AffinityKey, AffinityValue, BridgeAddress, Connection, DirectFlow, DirectKey, Endpoint, EndpointKey,
+    EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey, NodeValue,
+    ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
 };
 use crate::{Addr, prefilter::PrefilterTable};
 
@@ -55,6 +55,9 @@ macro_rules! for_each_map {
                 size flows = 262144 "flows"; // A flow on links has two entries, or four.
             UNASSURED_FLOWS "unassured_flows" LruHashMap<FlowKey, Flow> State
                 size unassured_flows = 65536 "unassuredFlows"; // New flows, and those of floods.
+            DIRECT_LINKS "direct_links" HashMap<u32, u8> Config fixed 4096; // Links of the direct path.
+            DIRECT_FLOWS "direct_flows" LruHashMap<DirectKey, DirectFlow> Cache
+                size direct_flows = 32768 "directFlows"; // Directions of flows on the direct path.
             FRAGMENTS "fragments" LruHashMap<FragmentKey, FragmentValue> State
                 size fragments = 8192 "fragments"; // Fragmented datagrams on links.
             COUNTERS "counters" PerCpuArray<u32, u64> State fixed $crate::layout::Counter::COUNT;
@@ -78,6 +81,9 @@ pub enum MapContent {
     State,
     /// What programs count for single service ports. It starts at zero in the next version.
     Counts,
+    /// What programs write, and find out again if it is missing. The next version's process starts
+    /// without it.
+    Cache,
 }
 
 /// A field of the configuration that holds a number of entries.

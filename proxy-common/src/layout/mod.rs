@@ -9,7 +9,7 @@ use crate::{Addr, Protocol};
 
 /// The version of the layout. Every change of a key or value raises it. A process that finds pinned
 /// maps of another version builds its own maps next to them.
-pub const LAYOUT_VERSION: u32 = 11;
+pub const LAYOUT_VERSION: u32 = 12;
 
 /// Declares the type of a key or value, and asserts its size and that it has no padding.
 macro_rules! map_type {
@@ -274,7 +274,7 @@ named_enum! {
 
 map_type! {
     /// The only value of `node`. The first two fields have the same place in every layout.
-    NodeValue, 48 {
+    NodeValue, 56 {
         /// The [`LAYOUT_VERSION`] of the maps in the directory.
         layout: u32,
         /// The [`STATE_LAYOUT_VERSION`] of the maps in the directory that programs write.
@@ -303,6 +303,9 @@ map_type! {
         last_port: u16,
         /// Zero.
         zero: u16,
+        /// The epoch of the direct path. If it is odd, packets take the direct path by the entries
+        /// of `direct_flows` with the same epoch.
+        direct_epoch: u64,
     }
 }
 
@@ -357,6 +360,12 @@ impl NodeValue {
     /// kernels it learns the cookie from the programs. Until then the programs take the node to be
     /// in the initial network namespace.
     pub const NETNS_UNKNOWN: u64 = 0;
+    /// Returns true if packets take the direct path.
+    #[inline(always)]
+    pub const fn is_direct(&self) -> bool {
+        self.direct_epoch & 1 != 0
+    }
+
     /// The default masquerade bit of kube-proxy, 14.
     pub const MASQUERADE_MARK: u32 = 1 << 14;
     /// The bit of kube-proxy for packets that it drops, 15.

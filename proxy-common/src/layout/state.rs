@@ -204,6 +204,73 @@ pub mod flow_state {
 }
 
 map_type! {
+    /// Key of `direct_flows`: the packets of one direction of a flow as they come in on a link.
+    DirectKey, 44 {
+        /// The source.
+        source: Endpoint,
+        /// The destination.
+        destination: Endpoint,
+        /// The IP protocol number.
+        proto: u8,
+        /// Zero.
+        zero: [u8; 3],
+    }
+}
+
+map_type! {
+    /// Value of `direct_flows`: what the stack and the programs made of the last packet that went
+    /// through the stack. Until the time is over, the program on the link where packets come in
+    /// does the same with them, and passes them to the link where they leave.
+    DirectFlow, 104 {
+        /// The source of packets that leave.
+        source: Endpoint,
+        /// The destination of packets that leave.
+        destination: Endpoint,
+        /// The Ethernet addresses of packets that leave: destination and source.
+        hardware: [u8; 12],
+        /// The index of the link on which packets come in.
+        in_link: u32,
+        /// The index of the link on which packets leave.
+        out_link: u32,
+        /// [`super::ServiceValue::service`].
+        service: u32,
+        /// The difference that the addresses make to a checksum (`__wsum`).
+        addresses: u32,
+        /// The difference that the ports make to a checksum (`__wsum`).
+        ports: u32,
+        /// The bytes of the longest IP packet that left, or would have left after segmentation.
+        longest: u32,
+        /// The priority (`skb->priority`) of packets that leave.
+        priority: u32,
+        /// The acknowledgement number in the last TCP segment that took the direct path.
+        acknowledged: u32,
+        /// The traffic class of packets, with ECN.
+        traffic_class: u8,
+        /// The [`DirectState`].
+        state: u8,
+        /// 1 if packets go to the endpoint, 0 if they go to the client.
+        to_endpoint: u8,
+        /// Zero.
+        zero: u8,
+        /// [`super::NodeValue::direct_epoch`] when the last packet went through the stack.
+        epoch: u64,
+        /// Packets take the direct path until this time of the monotonic clock, in nanoseconds. In
+        /// a pending entry: the time from which userspace may be asked again.
+        until_ns: u64,
+    }
+}
+
+/// Whether packets of a flow may take the direct path.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DirectState {
+    /// Userspace was asked, and has not answered yet.
+    Pending = 0,
+    /// They may, from the next packet on that goes through the stack.
+    Approved = 1,
+}
+
+map_type! {
     /// Key of `fragments`: the fragments of one datagram before translation.
     FragmentKey, 40 {
         /// The source.

@@ -2,6 +2,7 @@
 //! leave, after netfilter. Conntrack therefore sees one consistent flow between client and
 //! endpoint.
 
+pub mod direct;
 mod fragment;
 mod icmp_error;
 mod masquerade;
@@ -23,19 +24,30 @@ pub enum Outcome {
     Proceed,
     /// It is dropped.
     Drop,
+    /// It leaves on another link at once.
+    Redirect,
 }
 
 /// Handles a packet for this node that comes in on a link.
 #[inline(always)]
 pub fn ingress(frame: &impl Frame, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
-    process(frame, tables, header, version, Direction::Original, false)
+    process(frame, tables, &mut Packet::at(header, version), Direction::Original, false)
 }
 
 /// Handles a packet that leaves on a link.
 #[inline(always)]
-pub fn egress(frame: &impl Frame, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
-    let is_masqueraded = take_marks(frame, tables);
-    process(frame, tables, header, version, Direction::Reply, is_masqueraded)
+pub fn egress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
+    let notes = Notes::take(frame);
+    if notes.has(Notes::FORWARDED) {
+        return Outcome::Proceed;
+    }
+    let is_masqueraded = take_marks(frame, tables, notes);
+    let mut packet = Packet::at(header, version);
+    let outcome = process(frame, tables, &mut packet, Direction::Reply, is_masqueraded);
+    if F::IS_ETHERNET && notes.has(Notes::LEARN) && matches!(outcome, Outcome::Proceed) {
+        direct::learn(frame, tables, &mut packet);
+    }
+    outcome
 }
 
 /// Handles a packet at the hook where packets of this direction are translated. The direction is a
@@ -45,35 +57,33 @@ pub fn egress(frame: &impl Frame, tables: &impl Tables, header: u32, version: Ip
 fn process(
     frame: &impl Frame,
     tables: &impl Tables,
-    header: u32,
-    version: IpVersion,
+    packet: &mut Packet,
     direction: Direction,
     is_masqueraded: bool,
 ) -> Outcome {
-    let mut packet = Packet::at(header, version);
     if packet.read(frame).is_none() {
         return Outcome::Proceed;
     }
     let Some(protocol) = Protocol::of_packet(packet.proto) else {
         return match (packet.version, packet.proto) {
             (IpVersion::V4, ICMP) | (IpVersion::V6, ICMPV6) => {
-                icmp_error::process(frame, tables, &packet, direction)
+                icmp_error::process(frame, tables, packet, direction)
             }
             _ => Outcome::Proceed,
         };
     };
     match packet.fragment {
         Fragment::Whole => {}
-        Fragment::First { id } => fragment::remove(tables, &packet, direction, id),
-        Fragment::Later { id } => return fragment::translate_later(frame, tables, &packet, direction, id),
+        Fragment::First { id } => fragment::remove(tables, packet, direction, id),
+        Fragment::Later { id } => return fragment::translate_later(frame, tables, packet, direction, id),
     }
     let Some(ports) = packet.ports(frame) else { return Outcome::Proceed };
     if matches!(direction, Direction::Original) {
-        incoming(frame, tables, &packet, protocol, ports)
+        incoming(frame, tables, packet, protocol, ports)
     } else if is_masqueraded {
-        masquerade::original(frame, tables, &packet, protocol, ports)
-    } else if reply::may_match(tables, &packet, protocol, ports) {
-        reply::transport(frame, tables, &packet, protocol, ports)
+        masquerade::original(frame, tables, packet, protocol, ports)
+    } else if reply::may_match(tables, packet, protocol, ports) {
+        reply::transport(frame, tables, packet, protocol, ports)
     } else {
         Outcome::Proceed
     }
@@ -88,6 +98,12 @@ fn incoming<F: Frame, T: Tables>(
     protocol: Protocol,
     ports: [u16; 2],
 ) -> Outcome {
+    if F::IS_ETHERNET && direct::is_on(tables) {
+        let outcome = direct::forward(frame, tables, packet, protocol, ports);
+        if !matches!(outcome, Outcome::Proceed) {
+            return outcome;
+        }
+    }
     if masquerade::may_be_reply(tables, packet, ports)
         && let Some(outcome) = masquerade::reply(frame, tables, packet, protocol, ports)
     {
@@ -105,6 +121,12 @@ fn may_be_vip<T: Tables>(tables: &T, address: &Addr, port: u16) -> bool {
     service::may_be_vip(tables, address, port)
 }
 
+/// Returns true if an address and port may be an endpoint. A function call of its own saves stack.
+#[inline(never)]
+fn may_be_endpoint<T: Tables>(tables: &T, address: &Addr, port: u16) -> bool {
+    service::may_be_endpoint(tables, address, port)
+}
+
 /// Passes a truncated packet that may belong to a Service. A function call of its own saves stack.
 #[inline(never)]
 fn malformed<T: Tables>(tables: &T) -> Outcome {
@@ -112,12 +134,48 @@ fn malformed<T: Tables>(tables: &T) -> Outcome {
     Outcome::Proceed
 }
 
+/// The notes that the program on the link where a packet comes in leaves for the one on the link
+/// where it leaves: the highest bits of `skb->tc_index`, of which other programs use the low ones.
+#[derive(Clone, Copy)]
+struct Notes(u32);
+
+impl Notes {
+    /// The packet is to be masqueraded.
+    const MASQUERADE: u32 = 1 << 15;
+    /// The packet shows what the stack does with its flow: [`direct::learn`].
+    const LEARN: u32 = 1 << 14;
+    /// The packet took the direct path. Nothing is left to do.
+    const FORWARDED: u32 = 1 << 13;
+    const ALL: u32 = Self::MASQUERADE | Self::LEARN | Self::FORWARDED;
+
+    /// Leaves a note.
+    #[inline(always)]
+    fn leave(frame: &impl Frame, note: u32) {
+        frame.set_note(frame.note() | note);
+    }
+
+    /// Takes the notes of a packet.
+    #[inline(always)]
+    fn take(frame: &impl Frame) -> Self {
+        let note = frame.note();
+        if note & Self::ALL != 0 {
+            frame.set_note(note & !Self::ALL);
+        }
+        Self(note)
+    }
+
+    #[inline(always)]
+    const fn has(self, note: u32) -> bool {
+        self.0 & note != 0
+    }
+}
+
 /// Clears the bits of the mark for netfilter, which has done its work when the packet leaves.
 /// Packets of a tunnel inherit the mark and must not be masqueraded or rejected again. Returns true
 /// if the programs masquerade packets and this one had the mark or the note for it.
 #[inline(always)]
-fn take_marks(frame: &impl Frame, tables: &impl Tables) -> bool {
-    let (mark, is_noted) = (frame.mark(), masquerade::take_note(frame));
+fn take_marks(frame: &impl Frame, tables: &impl Tables, notes: Notes) -> bool {
+    let (mark, is_noted) = (frame.mark(), notes.has(Notes::MASQUERADE));
     if mark == 0 && !is_noted {
         return false;
     }

@@ -1,12 +1,14 @@
 //! The reply direction: packets of endpoints that leave get the VIP back as their source.
 
-use super::{Outcome, finish_flow_packet, fragment, ip_length, is_settling, malformed, may_be_vip};
+use super::{
+    Outcome, finish_flow_packet, fragment, ip_length, is_settling, malformed, may_be_endpoint, may_be_vip,
+};
 use crate::{
-    Addr, Protocol,
+    Protocol,
     flow::{self, observed_state},
     layout::{Direction, Endpoint, Flow, FlowKey, ServiceEvent, ServiceKey, flow_state},
     packet::{Fragment, Frame, Packet, TcpFlags, Tuple},
-    rewrite, service,
+    rewrite,
     tables::Tables,
 };
 
@@ -21,12 +23,6 @@ pub(super) fn may_match(
 ) -> bool {
     may_be_endpoint(tables, &packet.source, port)
         || !protocol.is_connection_oriented() && may_be_vip(tables, &packet.source, port)
-}
-
-/// Returns true if an address and port may be an endpoint. A function call of its own saves stack.
-#[inline(never)]
-pub(super) fn may_be_endpoint<T: Tables>(tables: &T, address: &Addr, port: u16) -> bool {
-    service::may_be_endpoint(tables, address, port)
 }
 
 /// Handles a TCP or UDP packet that leaves and may belong to a flow.

@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey,
-        FragmentValue, LAYOUT_VERSION, LocalDetection, Masquerading, MemberKey, NewFlows, NodeValue,
-        ProgramError, STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue, SocketScope,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, EndpointKey, EndpointValue, Flow,
+        FlowKey, FragmentKey, FragmentValue, LAYOUT_VERSION, LocalDetection, Masquerading, MemberKey,
+        NewFlows, NodeValue, ProgramError, STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue,
+        SocketScope,
     },
     prefilter::PrefilterItem,
 };
@@ -34,6 +35,8 @@ pub struct ConfigMaps {
     pub local_links: BTreeSet<u32>,
     /// `masquerade_addresses`: the link, and the address and length of the prefix, of 128 bits.
     pub masquerade_addresses: BTreeMap<(u32, Addr, u32), Addr>,
+    /// `direct_links`.
+    pub direct_links: BTreeSet<u32>,
     /// `node`.
     pub node: NodeValue,
 }
@@ -50,6 +53,7 @@ impl Default for ConfigMaps {
             exempt_sources: BTreeSet::new(),
             local_links: BTreeSet::new(),
             masquerade_addresses: BTreeMap::new(),
+            direct_links: BTreeSet::new(),
             node: NodeValue {
                 netns: NodeValue::NETNS_UNKNOWN,
                 layout: LAYOUT_VERSION,
@@ -64,6 +68,7 @@ impl Default for ConfigMaps {
                 first_port: 0,
                 last_port: 0,
                 zero: 0,
+                direct_epoch: 0,
             },
         }
     }
@@ -76,6 +81,8 @@ pub struct StateMaps {
     pub flows: BTreeMap<FlowKey, Flow>,
     /// `unassured_flows`.
     pub unassured_flows: BTreeMap<FlowKey, Flow>,
+    /// `direct_flows`.
+    pub direct_flows: BTreeMap<DirectKey, DirectFlow>,
     /// `fragments`.
     pub fragments: BTreeMap<FragmentKey, FragmentValue>,
     /// `affinity`.
@@ -148,6 +155,7 @@ impl StateMaps {
             Some(())
         };
         self.all_flows_mut().try_for_each(|flow| older(&mut flow.used_ns))?;
+        self.direct_flows.values_mut().try_for_each(|flow| older(&mut flow.until_ns))?;
         self.affinity.values_mut().try_for_each(|value| older(&mut value.used_ns))?;
         Some(self)
     }
@@ -156,6 +164,7 @@ impl StateMaps {
     #[must_use]
     pub fn without_times(mut self) -> Self {
         self.all_flows_mut().for_each(|flow| flow.used_ns = 0);
+        self.direct_flows.values_mut().for_each(|flow| flow.until_ns = 0);
         self.affinity.values_mut().for_each(|value| value.used_ns = 0);
         self.fragments.values_mut().for_each(|value| value.created_seconds = 0);
         self

@@ -17,13 +17,16 @@ pub struct MemoryFrame {
     octets: RefCell<Vec<u8>>,
     mark: Cell<u32>,
     note: Cell<u32>,
+    link: u32,
+    ingress_link: u32,
+    segment_size: u32,
+    priority: Cell<u32>,
+    redirected_to: Cell<u32>,
     checksum: ChecksumState,
     /// The sum that the hardware computed of all but the Ethernet header (`skb->csum`).
     hardware_sum: Cell<u64>,
 }
 
-/// The interface index of lo, on which the kernel runs test frames.
-const LINK: u32 = 1;
 const ETHERNET_HEADER: u32 = 14;
 
 impl MemoryFrame {
@@ -32,10 +35,25 @@ impl MemoryFrame {
         Self {
             octets: RefCell::new(input.bytes.clone()),
             mark: Cell::new(input.mark),
-            note: Cell::new(0),
+            note: Cell::new(input.note),
+            link: input.link,
+            ingress_link: input.ingress_link,
+            segment_size: input.segments.map_or(0, |(size, _)| size),
+            priority: Cell::new(0),
+            redirected_to: Cell::new(0),
             checksum: input.checksum,
             hardware_sum: Cell::new(sum(&input.bytes)),
         }
+    }
+
+    /// Returns the note.
+    pub fn note_left(&self) -> u32 {
+        self.note.get()
+    }
+
+    /// Returns the index of the link to which the frame was redirected, or 0.
+    pub fn redirected_to(&self) -> u32 {
+        self.redirected_to.get()
     }
 
     /// Returns the bytes of the frame.
@@ -78,6 +96,8 @@ const fn is_checksum_offset(offset: u32) -> bool {
 }
 
 impl Frame for MemoryFrame {
+    const IS_ETHERNET: bool = true;
+
     fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
         self.octets.borrow().get(offset as usize..)?.first_chunk().copied()
     }
@@ -123,7 +143,7 @@ impl Frame for MemoryFrame {
     }
 
     fn link(&self) -> u32 {
-        LINK
+        self.link
     }
 
     fn mark(&self) -> u32 {
@@ -140,5 +160,29 @@ impl Frame for MemoryFrame {
 
     fn set_note(&self, note: u32) {
         self.note.set(note);
+    }
+
+    fn ingress_link(&self) -> u32 {
+        self.ingress_link
+    }
+
+    fn segment_size(&self) -> u32 {
+        self.segment_size
+    }
+
+    fn has_vlan_tag(&self) -> bool {
+        false
+    }
+
+    fn priority(&self) -> u32 {
+        self.priority.get()
+    }
+
+    fn set_priority(&self, priority: u32) {
+        self.priority.set(priority);
+    }
+
+    fn redirect(&self, link: u32) {
+        self.redirected_to.set(link);
     }
 }

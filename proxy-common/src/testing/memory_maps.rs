@@ -1,16 +1,19 @@
 //! The maps in memory, with a clock and random numbers that tests set.
 
-use std::cell::{Cell, RefCell};
+use std::{
+    cell::{Cell, RefCell},
+    vec::Vec,
+};
 
 use super::{ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, MemoryFrame, StateMaps};
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey,
-        FragmentValue, MemberKey, NodeValue, ProgramError, ServiceCounts, ServiceEvent, ServiceKey,
-        ServiceValue, SocketScope, flow_state,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, Endpoint, EndpointKey, Flow, FlowKey,
+        FragmentKey, FragmentValue, MemberKey, NodeValue, ProgramError, ServiceCounts, ServiceEvent,
+        ServiceKey, ServiceValue, SocketScope, flow_state,
     },
-    link::{self, Outcome},
+    link::{self, Outcome, direct::DirectProgress},
     packet::{Frame as _, TcpFlags},
     prefilter::PrefilterItem,
     tables::Tables,
@@ -31,6 +34,8 @@ pub struct MemoryMaps {
     pub random_step: u32,
     /// What makes random numbers of this sequence.
     pub random_of: fn(u32) -> u32,
+    /// What the programs asked userspace.
+    pub direct_requests: RefCell<Vec<DirectKey>>,
     /// What another CPU does when the next random number is used. It runs once.
     pub on_random: Cell<Option<fn(&Self)>>,
 }
@@ -47,6 +52,7 @@ impl Default for MemoryMaps {
             random: Cell::new(0),
             random_step: 0x9e37_79b9,
             random_of: |number| number,
+            direct_requests: RefCell::default(),
             on_random: Cell::new(None),
         }
     }
@@ -77,8 +83,15 @@ impl FrameRunner for MemoryMaps {
             outcome == Outcome::Drop || frame.is_hardware_sum_correct(),
             "the sum of the hardware is wrong: {input:?}"
         );
-        let mark = frame.mark();
-        Some(FrameResult { input: input.clone(), bytes: frame.into_bytes(), mark, outcome })
+        let (mark, note, redirected_to) = (frame.mark(), frame.note_left(), frame.redirected_to());
+        Some(FrameResult {
+            input: input.clone(),
+            bytes: frame.into_bytes(),
+            mark,
+            note,
+            redirected_to,
+            outcome,
+        })
     }
 }
 
@@ -198,6 +211,37 @@ impl Tables for MemoryMaps {
 
     fn remove_flow(&self, key: &FlowKey) {
         self.state.borrow_mut().remove_flow(key);
+    }
+
+    fn is_direct_link(&self, link: u32) -> bool {
+        self.config.direct_links.contains(&link)
+    }
+
+    fn direct_flow(&self, key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow> {
+        let mut state = self.state.borrow_mut();
+        let flow = state.direct_flows.get_mut(key)?;
+        if tcp.has_ack() {
+            flow.acknowledged = acknowledged;
+        }
+        Some(*flow)
+    }
+
+    fn direct_progress(&self, key: &DirectKey) -> DirectProgress {
+        let state = self.state.borrow();
+        state.direct_flows.get(key).map_or_else(DirectProgress::default, DirectProgress::of)
+    }
+
+    fn put_direct_flow(&self, key: &DirectKey, flow: &DirectFlow) {
+        self.state.borrow_mut().direct_flows.insert(*key, *flow);
+    }
+
+    fn remove_direct_flow(&self, key: &DirectKey) {
+        self.state.borrow_mut().direct_flows.remove(key);
+    }
+
+    fn request_direct(&self, key: &DirectKey) -> bool {
+        self.direct_requests.borrow_mut().push(*key);
+        true
     }
 
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentValue> {

@@ -19,4 +19,4 @@ pub use memory_frame::MemoryFrame;
 pub use memory_maps::MemoryMaps;
 pub use node::{Addresses, Service, TestNode, UptimeTooShort};
 pub use packet::{Extension, FragmentRange, Payload, TestPacket};
-pub use runner::{ChecksumState, FrameResult, FrameRunner, Hook, InputFrame};
+pub use runner::{ChecksumState, FrameResult, FrameRunner, Hook, InputFrame, LO};

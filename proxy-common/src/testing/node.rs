@@ -10,8 +10,8 @@ use super::{ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, StateMaps, T
 use crate::{
     Protocol,
     layout::{
-        Counter, Direction, Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, List, MemberKey,
-        ProgramError, ServiceCounts, ServiceKey, ServiceValue, flow_state,
+        Counter, DirectFlow, DirectKey, Direction, Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, List,
+        MemberKey, ProgramError, ServiceCounts, ServiceKey, ServiceValue, flow_state,
     },
     packet::Tuple,
 };
@@ -245,6 +245,13 @@ impl<'a> TestNode<'a> {
         self.runner.state().flow(&key(direction, packet)).copied()
     }
 
+    /// Puts a direction of a flow on the direct path.
+    pub fn set_direct_flow(&mut self, key: DirectKey, flow: DirectFlow) {
+        let mut state = self.runner.state();
+        state.direct_flows.insert(key, flow);
+        self.runner.set_state(&state);
+    }
+
     /// Returns the number of flow entries. A flow has two.
     pub fn flow_count(&mut self) -> usize {
         self.runner.state().all_flows().count()
@@ -274,9 +281,18 @@ impl<'a> TestNode<'a> {
         self.set_flow_state(packet, flow_state::PASS);
     }
 
+    /// Leaves replies to a masqueraded flow to conntrack, as userspace does.
+    pub fn pass_masquerade_reply(&mut self, packet: &TestPacket) {
+        self.set_state_of(Direction::MasqueradeReply, packet, flow_state::PASS);
+    }
+
     fn set_flow_state(&mut self, packet: &TestPacket, bits: u32) {
+        self.set_state_of(Direction::Original, packet, bits);
+    }
+
+    fn set_state_of(&mut self, direction: Direction, packet: &TestPacket, bits: u32) {
         let mut state = self.runner.state();
-        let flow = state.flow_mut(&key(Direction::Original, packet)).expect("a flow");
+        let flow = state.flow_mut(&key(direction, packet)).expect("a flow");
         flow.state |= bits;
         self.runner.set_state(&state);
     }

@@ -26,6 +26,12 @@ pub struct TestPacket {
     pub payload: Payload,
     /// The destination of the Ethernet header. The address of lo is all zeros.
     pub to_mac: [u8; 6],
+    /// The source of the Ethernet header.
+    pub from_mac: [u8; 6],
+    /// The hop limit.
+    pub hops: u8,
+    /// The traffic class, with ECN.
+    pub traffic_class: u8,
     /// The ethertypes of the VLAN tags in the frame.
     pub vlan_tags: Vec<u16>,
     /// The IPv4 options, a multiple of 4 bytes.
@@ -119,6 +125,9 @@ impl TestPacket {
             to,
             payload,
             to_mac: [0; 6],
+            from_mac: [2, 0, 0, 0, 0, 1],
+            hops: HOPS,
+            traffic_class: 0,
             vlan_tags: Vec::new(),
             options: Vec::new(),
             extensions: Vec::new(),
@@ -205,7 +214,7 @@ impl TestPacket {
     /// Returns the frame.
     pub fn to_frame(&self) -> Vec<u8> {
         let ethertype = if self.from.is_ipv4() { 0x0800u16 } else { 0x86dd };
-        let mut frame = [&self.to_mac[..], &[2, 0, 0, 0, 0, 1]].concat();
+        let mut frame = [self.to_mac, self.from_mac].concat();
         for tag in &self.vlan_tags {
             frame.extend(tag.to_be_bytes());
             frame.extend(100u16.to_be_bytes());
@@ -234,7 +243,8 @@ impl TestPacket {
                 let header = Ipv6Header {
                     payload_length: u16::try_from(extensions.len() + part.len()).expect("short"),
                     next_header: IpNumber(self.next_header(0)),
-                    hop_limit: HOPS,
+                    hop_limit: self.hops,
+                    traffic_class: self.traffic_class,
                     source: from.octets(),
                     destination: to.octets(),
                     ..Ipv6Header::default()
@@ -248,7 +258,9 @@ impl TestPacket {
     fn v4_header(&self, from: [u8; 4], to: [u8; 4], length: usize) -> Ipv4Header {
         let length = u16::try_from(length).expect("short");
         let mut header =
-            Ipv4Header::new(length, HOPS, IpNumber(self.protocol()), from, to).expect("short enough");
+            Ipv4Header::new(length, self.hops, IpNumber(self.protocol()), from, to).expect("short enough");
+        header.dscp = (self.traffic_class >> 2).try_into().expect("six bits");
+        header.ecn = (self.traffic_class & 3).try_into().expect("two bits");
         header.options = Ipv4Options::try_from(&self.options[..]).expect("a multiple of 4");
         header.total_len += u16::from(header.options.len_u8());
         if let Some(part) = &self.fragment {

@@ -35,20 +35,37 @@ pub struct InputFrame {
     pub mark: u32,
     /// The state of the transport checksum.
     pub checksum: ChecksumState,
+    /// The interface index of the link that it passes.
+    pub link: u32,
+    /// The note. The kernel accepts none.
+    pub note: u32,
+    /// The interface index of the link on which it came in, or 0.
+    pub ingress_link: u32,
     /// Size and number of the segments into which the kernel will cut the frame (GSO).
     pub segments: Option<(u32, u32)>,
 }
 
+/// The interface index of lo, on which the kernel runs test frames.
+pub const LO: u32 = 1;
+
 impl InputFrame {
     /// Returns a frame without a mark.
     pub const fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes, mark: 0, checksum: ChecksumState::None, segments: None }
+        Self {
+            bytes,
+            mark: 0,
+            checksum: ChecksumState::None,
+            link: LO,
+            note: 0,
+            ingress_link: 0,
+            segments: None,
+        }
     }
 }
 
 impl fmt::Debug for InputFrame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { bytes, mark, checksum, segments } = self;
+        let Self { bytes, mark, checksum, segments, .. } = self;
         write!(f, "{} mark {mark:#x} checksum {checksum:?} segments {segments:?}", hex(bytes))
     }
 }
@@ -62,13 +79,18 @@ pub struct FrameResult {
     pub bytes: Vec<u8>,
     /// The mark after the hook.
     pub mark: u32,
+    /// The note after the hook. The kernel does not show it.
+    pub note: u32,
+    /// The interface index of the link to which the frame was redirected. The kernel does not show
+    /// it.
+    pub redirected_to: u32,
     /// Whether the frame passes.
     pub outcome: Outcome,
 }
 
 impl fmt::Debug for FrameResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { input, bytes, mark, outcome } = self;
+        let Self { input, bytes, mark, outcome, .. } = self;
         write!(f, "{outcome:?}\ninput  {input:?}\noutput {} mark {mark:#x}", hex(bytes))
     }
 }
@@ -78,10 +100,22 @@ impl FrameResult {
     #[track_caller]
     pub fn becomes(&self, expected: &TestPacket) -> &Self {
         assert_eq!(self.outcome, Outcome::Proceed, "{self:?}");
+        self.has_bytes_of(expected);
+        self
+    }
+
+    #[track_caller]
+    fn has_bytes_of(&self, expected: &TestPacket) {
         let expected = expected.to_frame();
         let [input, output, expected] = [&self.input.bytes, &self.bytes, &expected].map(|bytes| hex(bytes));
         assert!(output == expected, "input    {input}\noutput   {output}\nexpected {expected}");
-        self
+    }
+
+    /// Asserts that the frame leaves on another link at once as this packet.
+    #[track_caller]
+    pub fn is_redirected_as(&self, expected: &TestPacket) {
+        assert_eq!(self.outcome, Outcome::Redirect, "{self:?}");
+        self.has_bytes_of(expected);
     }
 
     /// Asserts that the frame passes, and that it and its mark are unchanged.

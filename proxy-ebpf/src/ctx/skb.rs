@@ -5,7 +5,8 @@ use core::{marker::PhantomData, mem::MaybeUninit};
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
     helpers::generated::{
-        bpf_csum_update, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_load_bytes, bpf_skb_store_bytes,
+        bpf_csum_update, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_redirect, bpf_skb_load_bytes,
+        bpf_skb_store_bytes,
     },
     programs::TcContext,
 };
@@ -91,6 +92,8 @@ impl<L: Layer> Skb<L> {
 }
 
 impl<L: Layer> Frame for Skb<L> {
+    const IS_ETHERNET: bool = L::HEADER != 0;
+
     #[inline(always)]
     fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
         let mut bytes = MaybeUninit::<[u8; N]>::uninit();
@@ -173,6 +176,43 @@ impl<L: Layer> Frame for Skb<L> {
         // SAFETY: the context is valid while the program runs, and link programs may write the
         // field. The kernel copies it to the fragments of a packet, and forwards it.
         unsafe { (&raw mut (*self.skb).tc_index).write_volatile(note) };
+    }
+
+    #[inline(always)]
+    fn ingress_link(&self) -> u32 {
+        // SAFETY: the context is valid while the program runs.
+        unsafe { (&raw const (*self.skb).ingress_ifindex).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn segment_size(&self) -> u32 {
+        // SAFETY: the context is valid while the program runs. Minimum kernel: 5.7 (cf62089b0edd).
+        unsafe { (&raw const (*self.skb).gso_size).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn has_vlan_tag(&self) -> bool {
+        // SAFETY: the context is valid while the program runs.
+        unsafe { (&raw const (*self.skb).vlan_present).read_volatile() != 0 }
+    }
+
+    #[inline(always)]
+    fn priority(&self) -> u32 {
+        // SAFETY: the context is valid while the program runs.
+        unsafe { (&raw const (*self.skb).priority).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn set_priority(&self, priority: u32) {
+        // SAFETY: the context is valid while the program runs, and link programs may write the
+        // field.
+        unsafe { (&raw mut (*self.skb).priority).write_volatile(priority) };
+    }
+
+    #[inline(always)]
+    fn redirect(&self, link: u32) {
+        // SAFETY: the helper only notes the link. If there is none, the kernel drops the packet.
+        unsafe { bpf_redirect(link, 0) };
     }
 }
 

@@ -15,11 +15,12 @@ use aya_ebpf::{
 use proxy_common::{
     Addr, for_each_map,
     layout::{
-        AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, Endpoint, EndpointKey, EndpointValue,
-        Flow, FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey, NodeValue, Program,
-        ProgramError, ProgramErrors, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer,
-        SocketScope, SourceRange, TraceEvent, UdpSocket, flow_state, service_slot,
+        AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, DirectFlow, DirectKey, Endpoint,
+        EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey,
+        NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts, ServiceEvent, ServiceKey,
+        ServiceValue, SocketPeer, SocketScope, SourceRange, TraceEvent, UdpSocket, flow_state, service_slot,
     },
+    link::direct::DirectProgress,
     packet::TcpFlags,
     prefilter::{PrefilterItem, PrefilterTable},
     tables::Tables,
@@ -64,6 +65,14 @@ for_each_map!(declare_maps);
 /// programs reads it. Userspace sets the size.
 #[btf_map(name = "trace_events")]
 pub static TRACE_EVENTS: RingBuf<TraceEvent, 4096> = RingBuf::new();
+
+/// The ring buffer of requests to userspace to approve connections for the direct path. It is not
+/// pinned, because the process that loads the programs reads it.
+#[btf_map(name = "direct_requests")]
+static DIRECT_REQUESTS: RingBuf<DirectKey, DIRECT_REQUESTS_SIZE> = RingBuf::new();
+
+/// The bytes of the ring buffer: room for a thousand requests.
+const DIRECT_REQUESTS_SIZE: usize = 1 << 16;
 
 /// Userspace sets it if the kernel has `bpf_set_retval` for the socket programs. The verifier
 /// removes code that such a constant excludes.
@@ -293,6 +302,46 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     fn remove_flow(&self, key: &FlowKey) {
         let _ = FLOWS.remove(key);
         let _ = UNASSURED_FLOWS.remove(key);
+    }
+
+    #[inline(always)]
+    fn is_direct_link(&self, link: u32) -> bool {
+        DIRECT_LINKS.get_ptr(&link).is_some()
+    }
+
+    #[inline(always)]
+    fn direct_flow(&self, key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow> {
+        let flow = DIRECT_FLOWS.get_ptr_mut(key)?;
+        // SAFETY: as in `answered_flow`.
+        unsafe {
+            if tcp.has_ack() && (*flow).acknowledged != acknowledged {
+                (*flow).acknowledged = acknowledged;
+            }
+            Some(*flow)
+        }
+    }
+
+    #[inline(always)]
+    fn direct_progress(&self, key: &DirectKey) -> DirectProgress {
+        // SAFETY: the fields are copied before any other map operation.
+        let flow = unsafe { DIRECT_FLOWS.get(key) };
+        flow.map_or(DirectProgress::default(), DirectProgress::of)
+    }
+
+    #[inline(always)]
+    fn put_direct_flow(&self, key: &DirectKey, flow: &DirectFlow) {
+        // Without the entry, packets go through the stack.
+        let _ = DIRECT_FLOWS.insert(key, flow, 0);
+    }
+
+    #[inline(always)]
+    fn remove_direct_flow(&self, key: &DirectKey) {
+        let _ = DIRECT_FLOWS.remove(key);
+    }
+
+    #[inline(always)]
+    fn request_direct(&self, key: &DirectKey) -> bool {
+        DIRECT_REQUESTS.output(key, 0).is_ok()
     }
 
     #[inline(always)]

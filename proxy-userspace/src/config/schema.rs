@@ -172,9 +172,7 @@ const FIELDS: &[Field] = &[
     field_of(COUNTED_SERVICES.path, COUNTED).default(COUNTED_SERVICES.default).only_in(COUNTING),
     field_of("shunt.backstop", Kind::OneOf(BackstopPolicy::NAMES)).default("auto").only_in(EBPF),
     field_of("shunt.links.path", Kind::OneOf(LinksPath::NAMES)).default("auto").only_in(EBPF),
-    field_of("shunt.links.masquerade", Kind::OneOf(LinksMasquerade::NAMES))
-        .default("netfilter")
-        .only_in(EBPF),
+    field_of("shunt.links.masquerade", Kind::OneOf(LinksMasquerade::NAMES)).default("auto").only_in(EBPF),
     field_of("shunt.links.masqueradePorts", Kind::Text).default("1024-29999").only_in(EBPF),
     field_of("shunt.sockets.scope", Kind::OneOf(SocketsScope::NAMES)).default("auto").only_in(EBPF),
     field_of("shunt.ebpf.cgroupRoot", Kind::Text),

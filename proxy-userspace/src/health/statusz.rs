@@ -68,6 +68,13 @@ fn write_ebpf(f: &mut fmt::Formatter<'_>, facts: &Facts) -> fmt::Result {
     match &facts.link_path {
         None => line(f, "Link path", "not known yet")?,
         Some(LinkPath::Programs) => line(f, "Link path", "programs")?,
+        Some(LinkPath::Direct { without }) => {
+            line(f, "Link path", "direct")?;
+            if !without.is_empty() {
+                let links: Vec<&str> = without.iter().map(|link| &**link).collect();
+                line(f, "Links without direct path", links.join(", "))?;
+            }
+        }
         Some(LinkPath::Netfilter { why }) => {
             line(f, "Link path", "netfilter")?;
             line(f, "Link path reason", why)?;

@@ -1,6 +1,6 @@
 //! Compares what others have set up with the allow-list.
 
-use std::{collections::BTreeSet, ops::RangeInclusive};
+use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc};
 
 use super::{
     Evidence,
@@ -35,6 +35,26 @@ pub fn judge(evidence: &Evidence) -> LinkPath {
         Some(why) => LinkPath::Netfilter { why: why.into() },
         None => LinkPath::Programs,
     }
+}
+
+/// Returns true if rules of others look at forwarded packets. Those on the direct path would not
+/// reach rules that count, limit or log.
+pub(super) fn has_rules(evidence: &Evidence) -> bool {
+    evidence.tables.iter().any(|table| {
+        let judge = TableJudge { table, evidence };
+        table.chains.values().any(|chain| {
+            let is_of_node = |base: BaseChain| matches!(base.hook, Hook::Input | Hook::Output);
+            chain.base.is_some_and(|base| !is_of_node(base))
+                && chain.rules.iter().any(|rule| !judge.is_own_jump(rule))
+        })
+    })
+}
+
+/// Returns the names of the links on which others see packets that come in. On the direct path,
+/// packets pass only the filters before shunt's programs.
+pub(super) fn links_with_filters(filters: &[LinkFilter]) -> BTreeSet<Arc<str>> {
+    let at_ingress = filters.iter().filter(|filter| filter.hook == tc::Hook::Ingress);
+    at_ingress.map(|filter| Arc::clone(&filter.link)).collect()
 }
 
 fn notices_as_filter(filter: &LinkFilter) -> Option<String> {

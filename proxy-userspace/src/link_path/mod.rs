@@ -25,7 +25,7 @@ mod tests;
 pub use self::{
     judge::judge,
     read::read,
-    report::{Settings, report},
+    report::{DirectPath, Settings, report},
 };
 use crate::kernel::{foreign_filters::LinkFilter, xfrm::Policy};
 

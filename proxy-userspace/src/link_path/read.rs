@@ -12,7 +12,7 @@ use crate::{
     kernel::{
         KernelError,
         command::Launcher,
-        foreign_filters,
+        foreign_filters::{self, LinkFilter},
         iptables::{Backend, Iptables, is_available},
         nft::Nft,
         routing_rules, xfrm,
@@ -32,11 +32,17 @@ pub fn read(launcher: &Launcher, own_marks: u32) -> Result<Evidence, KernelError
     }
     Ok(Evidence {
         tables,
-        filters: foreign_filters::list(OWN_PROGRAMS)?,
+        filters: read_filters()?,
         policies: xfrm::policies()?,
         routes_by_source: routing_rules::select_by_source()?,
         own_marks,
     })
+}
+
+/// Reads the filters and programs of traffic control that others attached to links, in the network
+/// namespace of the caller.
+pub(super) fn read_filters() -> Result<Vec<LinkFilter>, KernelError> {
+    foreign_filters::list(OWN_PROGRAMS)
 }
 
 fn families() -> impl Iterator<Item = IpFamily> {

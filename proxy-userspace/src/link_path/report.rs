@@ -8,12 +8,16 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use super::{judge, read};
+use super::{
+    judge::{has_rules, judge, links_with_filters},
+    read::{read, read_filters},
+};
 use crate::{
     kernel::{
         KernelError,
         command::Launcher,
         foreign_changes::{ForeignChanges, TableName},
+        foreign_filters::LinkFilter,
     },
     net::LinkPath,
 };
@@ -26,6 +30,17 @@ const BURST: Duration = Duration::from_millis(200);
 const OWN_TABLES: &[TableName] =
     &[(libc::NFPROTO_INET, "shunt"), (libc::NFPROTO_IPV4, "kube-proxy"), (libc::NFPROTO_IPV6, "kube-proxy")];
 
+/// Which nodes have the direct path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectPath {
+    /// None.
+    Never,
+    /// Those that the programs serve and where no rule of others looks at packets.
+    IfNoRules,
+    /// All. Only their links are judged.
+    Always,
+}
+
 /// The settings of the judgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -33,6 +48,15 @@ pub struct Settings {
     pub own_marks: u32,
     /// How often to judge without a notification of the kernel.
     pub sync_period: Duration,
+    /// Which nodes have the direct path.
+    pub direct: DirectPath,
+}
+
+impl Settings {
+    /// Returns the path while it is not known what others set up, for this reason.
+    pub fn path_without_evidence(&self, why: Arc<str>) -> LinkPath {
+        if self.direct == DirectPath::Always { LinkPath::Programs } else { LinkPath::Netfilter { why } }
+    }
 }
 
 /// Judges in the network namespace of the caller, and sends the path to `to` when it changes.
@@ -50,7 +74,7 @@ pub async fn report(
     let mut changes = ForeignChanges::open(OWN_TABLES)?;
     let mut is_failing = false;
     while !launcher.is_shutting_down() {
-        let path = match read_and_judge(launcher.clone(), settings.own_marks).await {
+        let path = match read_and_judge(launcher.clone(), settings).await {
             Ok(path) => {
                 is_failing = false;
                 path
@@ -60,12 +84,16 @@ pub async fn report(
                 if !std::mem::replace(&mut is_failing, true) {
                     tracing::warn!(
                         %error,
-                        "cannot read what other programs set up on this node: netfilter translates packets that \
-                         come in on links"
+                        "cannot read what other programs set up on this node: {}",
+                        if settings.direct == DirectPath::Always {
+                            "packets that come in on links go through the stack"
+                        } else {
+                            "netfilter translates packets that come in on links"
+                        }
                     );
                 }
                 let why: Arc<str> = format!("shunt cannot read what other programs set up: {error}").into();
-                LinkPath::Netfilter { why }
+                settings.path_without_evidence(why)
             }
         };
         to.send_if_modified(|current| {
@@ -91,8 +119,23 @@ pub async fn report(
     Ok(())
 }
 
-async fn read_and_judge(launcher: Launcher, own_marks: u32) -> Result<LinkPath, KernelError> {
-    let judged = spawn_blocking(move || Ok(judge(&read(&launcher, own_marks)?)));
+fn direct(filters: &[LinkFilter]) -> LinkPath {
+    LinkPath::Direct { without: links_with_filters(filters) }
+}
+
+async fn read_and_judge(launcher: Launcher, settings: Settings) -> Result<LinkPath, KernelError> {
+    let judged = spawn_blocking(move || {
+        if settings.direct == DirectPath::Always {
+            return Ok(direct(&read_filters()?));
+        }
+        let evidence = read(&launcher, settings.own_marks)?;
+        Ok(match judge(&evidence) {
+            LinkPath::Programs if settings.direct == DirectPath::IfNoRules && !has_rules(&evidence) => {
+                direct(&evidence.filters)
+            }
+            path => path,
+        })
+    });
     judged.await.unwrap_or_else(|error| {
         Err(KernelError::call("judge", "what other programs set up")(std::io::Error::other(error)))
     })

@@ -206,6 +206,7 @@ impl Metrics {
     pub fn set_link_path(&self, path: &LinkPath) {
         let (path, why) = match path {
             LinkPath::Programs => ("programs", ""),
+            LinkPath::Direct { .. } => ("direct", ""),
             LinkPath::Netfilter { why } => ("netfilter", &**why),
         };
         self.link_path_info.clear();

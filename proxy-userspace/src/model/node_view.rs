@@ -7,9 +7,10 @@ use std::{
 };
 
 use super::{
-    Framing, IpFamily, Link, LinkHeader, LocalTrafficDetector, MacAddress, Masquerade, ModelSettings, Node,
-    NodeAddressType, NodeFacts, NodeView, ServedLink, local_detector::local_traffic_detector,
-    masquerade_addresses::masquerade_addresses, node_port_addresses::node_port_addresses,
+    Framing, IpFamily, Link, LinkHeader, LinkPath, LocalTrafficDetector, MacAddress, Masquerade,
+    ModelSettings, Node, NodeAddressType, NodeFacts, NodeView, ServedLink,
+    local_detector::local_traffic_detector, masquerade_addresses::masquerade_addresses,
+    node_port_addresses::node_port_addresses,
 };
 
 /// Resolves this node.
@@ -22,7 +23,9 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
     let masquerade = settings
         .masquerade_ports
         .map(|ports| Masquerade { ports, addresses: masquerade_addresses(links.keys().copied(), facts) });
+    let direct_links = direct_links(&links, &facts.link_path);
     NodeView {
+        direct_links,
         node_port_addresses: node_port_addresses(settings, node, &local_addresses),
         local_addresses,
         primary_addresses: IpFamily::ALL.into_iter().filter_map(primary).collect(),
@@ -79,6 +82,13 @@ fn served_links(settings: &ModelSettings, facts: &NodeFacts) -> BTreeMap<u32, Se
         Some((link.index, ServedLink { name: link.name.clone(), framing }))
     };
     facts.links.iter().filter(|link| may_serve(link)).filter_map(served).collect()
+}
+
+/// Returns the links on which flows that come in may take the direct path.
+fn direct_links(links: &BTreeMap<u32, ServedLink>, path: &LinkPath) -> BTreeSet<u32> {
+    let LinkPath::Direct { without } = path else { return BTreeSet::new() };
+    let is_direct = |link: &ServedLink| link.framing == Framing::Ethernet && !without.contains(&link.name);
+    links.iter().filter(|(_, link)| is_direct(link)).map(|(index, _)| *index).collect()
 }
 
 /// Returns true unless the programs have no work on a link. Packets on an ifb pass the hooks of the
@@ -166,6 +176,18 @@ mod tests {
         };
         let view = node_view(&ModelSettings { interfaces, ..settings() }, None, &some_links());
         assert_eq!(names(&view), ["eth0", "veth1"]);
+    }
+
+    #[test]
+    fn direct_path_is_for_ethernet_links_without_filters_of_others() {
+        let direct = |without: &[&str]| {
+            let without = without.iter().map(|name| (*name).into()).collect();
+            let facts = NodeFacts { link_path: LinkPath::Direct { without }, ..some_links() };
+            node_view(&settings(), None, &facts).direct_links.into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(direct(&[]), [2, 5, 6, 7]);
+        assert_eq!(direct(&["veth1", "eth1"]), [2, 5, 7]);
+        assert!(node_view(&settings(), None, &some_links()).direct_links.is_empty());
     }
 
     #[test]

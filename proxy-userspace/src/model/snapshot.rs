@@ -177,6 +177,8 @@ pub struct NodeView {
     pub has_unserved_links: bool,
     /// What translates packets that come in on these links.
     pub link_path: LinkPath,
+    /// The indexes of the links on which flows that come in may take the direct path.
+    pub direct_links: BTreeSet<u32>,
     /// The sockets that are served.
     pub socket_scope: SocketScope,
     /// The addresses of the pods that redirect their own packets, or did. Their sockets are not
@@ -205,6 +207,18 @@ pub struct Masquerade {
     /// The address for packets that leave on the link with this index for an endpoint in this
     /// subnet.
     pub addresses: BTreeMap<(u32, IpNet), IpAddr>,
+}
+
+impl NodeView {
+    /// Returns the source ports that netfilter's rules may give to packets that they masquerade
+    /// while the link programs masquerade others. `None` if it may give any.
+    ///
+    /// A reply to a port of the programs' range is taken for one to a flow that they masquerade.
+    pub fn netfilter_ports(&self) -> Option<PortRange> {
+        const APART: PortRange = PortRange { first: 32_768, last: u16::MAX };
+        let programs = self.masquerade.as_ref()?.ports;
+        (!programs.overlaps(APART)).then_some(APART)
+    }
 }
 
 /// A link on which packets are translated.

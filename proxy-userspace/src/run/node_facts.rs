@@ -14,7 +14,7 @@ use proxy_userspace::{
         command::Launcher,
         redirecting_pods::{self, ExemptNamespaces, RedirectingPods},
     },
-    link_path,
+    link_path::{self, DirectPath},
     mode::{BackstopPolicy, LinksPath, SocketsScope},
     net::{LinkPath, NodeFacts, SocketScope},
     sync::Outputs,
@@ -89,6 +89,7 @@ async fn changed<T>(receiver: &mut watch::Receiver<T>) {
 fn link_path(config: &Config, launcher: &Launcher, tasks: &mut Tasks) -> watch::Receiver<Option<LinkPath>> {
     let fixed = match config.ebpf.links_path {
         LinksPath::Auto if config.ebpf.backstop != BackstopPolicy::Never => None,
+        LinksPath::Direct => None,
         LinksPath::Auto | LinksPath::Programs => Some(LinkPath::Programs),
         LinksPath::Netfilter => Some(LinkPath::Netfilter { why: "shunt.links.path is netfilter".into() }),
     };
@@ -106,8 +107,15 @@ async fn judge(
     launcher: Launcher,
     to: watch::Sender<Option<LinkPath>>,
 ) -> anyhow::Result<()> {
-    let settings =
-        link_path::Settings { own_marks: assembly::own_marks(&config), sync_period: config.sync_period };
+    let settings = link_path::Settings {
+        own_marks: assembly::own_marks(&config),
+        sync_period: config.sync_period,
+        direct: match config.ebpf.links_path {
+            LinksPath::Direct => DirectPath::Always,
+            _ if config.model.masquerade_ports.is_some() => DirectPath::IfNoRules,
+            _ => DirectPath::Never,
+        },
+    };
     let (report_to, judged) = watch::channel(None);
     let report = link_path::report(launcher.clone(), settings, report_to.clone());
     let report = async {
@@ -115,7 +123,7 @@ async fn judge(
             let error = with_causes(&error);
             tracing::warn!(error, "cannot watch what other programs set up on this node");
             let why = format!("shunt cannot watch what other programs set up: {error}").into();
-            report_to.send_replace(Some(LinkPath::Netfilter { why }));
+            report_to.send_replace(Some(settings.path_without_evidence(why)));
         }
         pending::<()>().await;
     };

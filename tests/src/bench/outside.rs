@@ -60,6 +60,8 @@ pub(super) enum Way {
     Programs,
     /// The same, but the programs masquerade.
     Masquerading,
+    /// The same, and packets of learned flows take the direct path.
+    Direct,
 }
 
 /// Where the endpoint is.
@@ -83,8 +85,8 @@ pub(super) struct OutsideResult {
 impl Way {
     /// Conntrack translates connections in the last three. Afterwards the kernel tracks connections
     /// for a while.
-    const ALL: [Self; 5] =
-        [Self::Routed, Self::Masquerading, Self::KernelNat, Self::Nftables, Self::Programs];
+    const ALL: [Self; 6] =
+        [Self::Routed, Self::Masquerading, Self::Direct, Self::KernelNat, Self::Nftables, Self::Programs];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -93,6 +95,7 @@ impl Way {
             Self::Nftables => "mode nftables",
             Self::Programs => "mode ebpf, programs",
             Self::Masquerading => "ebpf, masquerading",
+            Self::Direct => "ebpf, direct",
         }
     }
 
@@ -104,6 +107,10 @@ impl Way {
             Self::Programs => Some(("ebpf", serde_yaml_ng::from_str("{shunt: {links: {path: programs}}}")?)),
             Self::Masquerading => {
                 let links = "{shunt: {links: {path: programs, masquerade: programs}}}";
+                Some(("ebpf", serde_yaml_ng::from_str(links)?))
+            }
+            Self::Direct => {
+                let links = "{shunt: {links: {path: direct, masquerade: programs}}}";
                 Some(("ebpf", serde_yaml_ng::from_str(links)?))
             }
         })

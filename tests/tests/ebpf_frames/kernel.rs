@@ -20,13 +20,13 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey,
-        FragmentValue, MasqueradeSubnet, MemberKey, NodeValue, Program, ProgramError, ProgramErrors,
-        ServiceCounts, ServiceKey, ServiceValue, SourceRange,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, EndpointKey, EndpointValue, Flow,
+        FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey, NodeValue, Program, ProgramError,
+        ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SourceRange,
     },
     link::Outcome,
     prefilter::{PrefilterItem, PrefilterTable, sized::SizedPrefilter},
-    testing::{ChecksumState, ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, StateMaps},
+    testing::{ChecksumState, ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, LO, StateMaps},
 };
 use proxy_userspace::{
     dataplane::ebpf::OBJECT,
@@ -51,10 +51,12 @@ pub(crate) struct Kernel {
     local_sources: LpmTrie<MapData, Addr, u8>,
     exempt_sources: HashMap<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
+    direct_links: HashMap<MapData, u32, u8>,
     masquerade_addresses: LpmTrie<MapData, MasqueradeSubnet, Addr>,
     node: Array<MapData, NodeValue>,
     flows: HashMap<MapData, FlowKey, Flow>,
     unassured_flows: HashMap<MapData, FlowKey, Flow>,
+    direct_flows: HashMap<MapData, DirectKey, DirectFlow>,
     fragments: HashMap<MapData, FragmentKey, FragmentValue>,
     affinity: HashMap<MapData, AffinityKey, AffinityValue>,
     counters: PerCpuArray<MapData, u64>,
@@ -119,10 +121,12 @@ impl Kernel {
             local_sources: map(&mut ebpf, "local_sources"),
             exempt_sources: map(&mut ebpf, "exempt_sources"),
             local_links: map(&mut ebpf, "local_links"),
+            direct_links: map(&mut ebpf, "direct_links"),
             masquerade_addresses: map(&mut ebpf, "masquerade_addresses"),
             node: map(&mut ebpf, "node"),
             flows: map(&mut ebpf, "flows"),
             unassured_flows: map(&mut ebpf, "unassured_flows"),
+            direct_flows: map(&mut ebpf, "direct_flows"),
             fragments: map(&mut ebpf, "fragments"),
             affinity: map(&mut ebpf, "affinity"),
             counters: map(&mut ebpf, "counters"),
@@ -183,7 +187,8 @@ impl Kernel {
         match test_run(std::os::fd::AsFd::as_fd(program), frame) {
             Ok(-1) => Some(Outcome::Proceed),
             Ok(2) => Some(Outcome::Drop),
-            Ok(code) => panic!("{name} returned {code}, which is neither next nor drop"),
+            Ok(7) => Some(Outcome::Redirect),
+            Ok(code) => panic!("{name} returned {code}, which is neither next, drop nor redirect"),
             Err(error) if error.raw_os_error() == Some(EINVAL) => None,
             Err(error) => panic!("{name} over {frame:?}: {error}"),
         }
@@ -257,6 +262,7 @@ impl FrameRunner for Kernel {
         fill(&mut self.node_addresses, &members(&config.node_addresses));
         fill(&mut self.exempt_sources, &members(&config.exempt_sources));
         fill(&mut self.local_links, &members(&config.local_links));
+        fill(&mut self.direct_links, &members(&config.direct_links));
         let ranges = config.source_ranges.iter().map(|(service, addr, length)| {
             (SourceRange::SERVICE_BITS + length, SourceRange { service: *service, addr: *addr }, *service)
         });
@@ -282,6 +288,7 @@ impl FrameRunner for Kernel {
         StateMaps {
             flows: read(&self.flows),
             unassured_flows: read(&self.unassured_flows),
+            direct_flows: read(&self.direct_flows),
             fragments: read(&self.fragments),
             affinity: read(&self.affinity),
             counters: std::array::from_fn(|number| count(u32::try_from(number).expect("few"))),
@@ -293,6 +300,7 @@ impl FrameRunner for Kernel {
     fn set_state(&mut self, state: &StateMaps) {
         fill(&mut self.flows, &state.flows);
         fill(&mut self.unassured_flows, &state.unassured_flows);
+        fill(&mut self.direct_flows, &state.direct_flows);
         fill(&mut self.fragments, &state.fragments);
         fill(&mut self.affinity, &state.affinity);
         self.insert_in_prefilter(state.prefilter_items());
@@ -300,6 +308,9 @@ impl FrameRunner for Kernel {
     }
 
     fn run(&mut self, hook: Hook, input: &InputFrame) -> Option<FrameResult> {
+        if input.note != 0 || input.ingress_link != 0 || input.link != LO {
+            return None;
+        }
         let has_sum = match input.checksum {
             ChecksumState::None => false,
             // The kernel has no way to set this state for a test frame.
@@ -329,6 +340,13 @@ impl FrameRunner for Kernel {
             }
             return None;
         };
-        Some(FrameResult { input: input.clone(), bytes: frame.bytes, mark: frame.mark, outcome })
+        Some(FrameResult {
+            input: input.clone(),
+            bytes: frame.bytes,
+            mark: frame.mark,
+            note: 0,
+            redirected_to: 0,
+            outcome,
+        })
     }
 }

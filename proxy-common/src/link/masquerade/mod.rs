@@ -2,16 +2,17 @@
 //! they come in, before netfilter. Conntrack sees neither the address nor the port.
 
 use super::{
-    Outcome, count_drop, finish, fragment, malformed,
+    Notes, Outcome, count_drop, finish, fragment, malformed, may_be_endpoint,
     original::{
         ClientPacket,
         entries::{self, Replaces},
         observe,
     },
-    reply::{self, may_be_endpoint},
+    reply,
 };
 use crate::{
     Protocol,
+    flow::{self, observed_state},
     layout::{Counter, Direction, Endpoint, Flow, FlowKey, Masquerading, NodeValue, flow_state},
     packet::{Fragment, Frame, Packet},
     rewrite,
@@ -33,10 +34,6 @@ impl NodeValue {
     }
 }
 
-/// The note that asks for masquerading: the highest bit of `skb->tc_index`, of which other programs
-/// use the low ones.
-const NOTE: u32 = 1 << 15;
-
 /// Asks the program on the link where the packet leaves to masquerade it. Returns false if the
 /// packet needs the mark too: netfilter masquerades it, or its rules in FORWARD must accept it.
 ///
@@ -48,18 +45,8 @@ pub(super) fn ask(frame: &impl Frame, packet: &Packet, node: &NodeValue, flow: &
     if !node.masquerades_known_flows() {
         return false;
     }
-    frame.set_note(frame.note() | NOTE);
+    Notes::leave(frame, Notes::MASQUERADE);
     flow.state & flow_state::REPLIED != 0 && matches!(packet.fragment, Fragment::Whole)
-}
-
-/// Takes the note that asks for masquerading, if the packet has it.
-#[inline(always)]
-pub(super) fn take_note(frame: &impl Frame) -> bool {
-    let note = frame.note();
-    if note & NOTE != 0 {
-        frame.set_note(note & !NOTE);
-    }
-    note & NOTE != 0
 }
 
 /// Handles a TCP or UDP packet that leaves with the mark or the note for masquerading.
@@ -102,6 +89,16 @@ pub(super) fn reply<F: Frame, T: Tables>(
     let (tcp, acknowledged) = packet.tcp_answer(frame, protocol)?;
     let key = FlowKey::new(Direction::MasqueradeReply, protocol, packet.tuple(ports));
     let flow = tables.answered_flow(&key, tcp, acknowledged)?;
+    if flow.is_closed() && tcp.is_syn_ack() {
+        // Netfilter masqueraded a new connection with the same port.
+        tables.remove_flow(&key);
+        return None;
+    }
+    if flow.state & flow_state::PASS != 0 {
+        // Netfilter masqueraded the connection, and conntrack translates the reply.
+        flow::touch(tables, &key, &flow, observed_state(Direction::Reply, tcp), tables.now_ns());
+        return None;
+    }
     reply::observe(frame, tables, packet, (&key, &flow), tcp);
     Some(translate(frame, tables, packet, protocol, (&key, &flow), Direction::Original))
 }

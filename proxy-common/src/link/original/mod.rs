@@ -4,7 +4,7 @@ mod classify;
 pub(super) mod entries;
 
 use self::classify::{Classification, classify};
-use super::{Outcome, count_drop, finish_flow_packet, fragment, ip_length, malformed, masquerade};
+use super::{Outcome, count_drop, direct, finish_flow_packet, fragment, ip_length, malformed, masquerade};
 use crate::{
     Protocol,
     flow::{self, observed_state},
@@ -112,6 +112,7 @@ fn is_acceptable_reset<F: Frame, T: Tables>(
     }
     let Some(sequence) = packet.tcp_sequence(frame) else { return false };
     tables.flow(&flow.opposite_key(key)).is_some_and(|reply| reply.is_next(sequence))
+        || direct::expects(tables, key, flow, sequence)
 }
 
 /// Returns true if a packet shows that its sender got the answer of the endpoint. A sender with a

@@ -136,6 +136,29 @@ fn port_of_a_connection_in_time_wait_is_taken_last(node: &mut TestNode<'_>) {
     assert_eq!(fixture.exchange(node, &others[1]), source);
 }
 
+fn replies_to_a_port_that_netfilter_took_after_its_flow_ended_are_left_alone(node: &mut TestNode<'_>) {
+    let fixture = masqueraded(node, Tcp, (2_000, 2_000));
+    let source = fixture.exchange(node, &fixture.first);
+    fixture.close(node, &fixture.first);
+    let reply = fixture.first.clone().to(fixture.endpoint).reversed().to(source);
+    node.ingress(&reply.clone().flags(TcpFlags::SYN_ACK)).is_left_alone();
+    node.ingress(&reply.flags(TcpFlags::ACK_ALONE)).is_left_alone();
+}
+
+fn port_that_netfilter_has_is_not_taken_and_its_replies_are_left_alone(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let fixture = masqueraded(node, protocol, (2_000, 2_001));
+        let source = fixture.exchange(node, &fixture.first);
+        let reply =
+            fixture.first.clone().to(fixture.endpoint).reversed().flags(TcpFlags::ACK_ALONE).to(source);
+        node.pass_masquerade_reply(&reply);
+        node.ingress(&reply).is_left_alone();
+        let other = first(protocol, addr(node.ip.other_client, 40_000), fixture.vip);
+        assert_ne!(fixture.exchange(node, &other), source);
+        node.wait(0);
+    }
+}
+
 fn endpoints_share_the_ports(node: &mut TestNode<'_>) {
     let fixture = masqueraded(node, Udp, (2_000, 2_000));
     fixture.exchange(node, &fixture.first);
@@ -245,6 +268,8 @@ super::scenarios! {
     client_keeps_its_port_when_it_repeats_its_first_packet_and_when_it_connects_again,
     port_that_another_flow_has_is_not_taken,
     port_of_a_connection_in_time_wait_is_taken_last,
+    replies_to_a_port_that_netfilter_took_after_its_flow_ended_are_left_alone,
+    port_that_netfilter_has_is_not_taken_and_its_replies_are_left_alone,
     endpoints_share_the_ports,
     segment_of_an_unknown_connection_is_dropped,
     what_netfilter_masqueraded_keeps_its_source,

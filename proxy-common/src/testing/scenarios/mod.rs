@@ -3,6 +3,7 @@
 
 mod affinity;
 mod counts;
+mod direct;
 mod errors;
 mod floods;
 mod fragments;
@@ -29,9 +30,10 @@ pub struct Scenario {
 }
 
 /// All scenarios by file.
-pub const ALL: [&[Scenario]; 12] = [
+pub const ALL: [&[Scenario]; 13] = [
     affinity::ALL,
     counts::ALL,
+    direct::ALL,
     errors::ALL,
     floods::ALL,
     fragments::ALL,

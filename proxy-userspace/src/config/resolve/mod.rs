@@ -366,7 +366,7 @@ fn backstop(settings: &mut Settings) -> (BackstopPolicy, LinksPath) {
     let policy = settings.text("shunt.backstop").and_then(BackstopPolicy::from_name);
     let path = settings.text("shunt.links.path").and_then(LinksPath::from_name);
     if (policy, path) == (Some(BackstopPolicy::Never), Some(LinksPath::Netfilter)) {
-        settings.reject("shunt.links.path", "must be auto or programs when shunt.backstop is never");
+        settings.reject("shunt.links.path", "must be auto, programs or direct when shunt.backstop is never");
     }
     (policy.unwrap_or(BackstopPolicy::Auto), path.unwrap_or(LinksPath::Auto))
 }
@@ -375,11 +375,17 @@ fn backstop(settings: &mut Settings) -> (BackstopPolicy, LinksPath) {
 fn masquerade_ports(settings: &mut Settings) -> Option<PortRange> {
     const PATH: &str = "shunt.links.masqueradePorts";
     let by = settings.text("shunt.links.masquerade").and_then(LinksMasquerade::from_name);
+    let path = settings.text("shunt.links.path").and_then(LinksPath::from_name);
     let ports = settings.text(PATH).and_then(PortRange::parse);
     if ports.is_none() {
         settings.reject(PATH, "must be a range of ports such as 1024-29999");
     }
-    ports.filter(|_| by == Some(LinksMasquerade::Programs))
+    let by_programs = match by {
+        Some(LinksMasquerade::Programs) => true,
+        Some(LinksMasquerade::Auto) | None => path == Some(LinksPath::Direct),
+        Some(LinksMasquerade::Netfilter) => false,
+    };
+    ports.filter(|_| by_programs)
 }
 
 fn masquerade_mark(settings: &Settings, mode: Mode) -> u32 {

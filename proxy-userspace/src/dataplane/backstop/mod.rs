@@ -140,7 +140,7 @@ impl Backstopped {
     fn update_needs(&mut self, snapshot: &Snapshot, dirty: &Dirty) {
         self.has_unserved_links = snapshot.node.has_unserved_links;
         self.links_need = match &snapshot.node.link_path {
-            LinkPath::Programs => None,
+            LinkPath::Programs | LinkPath::Direct { .. } => None,
             LinkPath::Netfilter { why } => Some(Arc::clone(why)),
         };
         if dirty.all {

@@ -96,6 +96,7 @@ fn describe(step: &Step, state: &State) -> String {
             }
             MapEntry::LocalSource(range) => format!("the range of pods that begins at {}", range.addr),
             MapEntry::LocalLink(index) => format!("the pod link with index {index}"),
+            MapEntry::DirectLink(index) => format!("the direct path for the link with index {index}"),
             MapEntry::BridgePort(index, _) => format!("the bridge port of index {index}"),
             MapEntry::ExemptNetns(cookie) => format!("the exempt network namespace {}", cookie.0),
             MapEntry::ExemptSource(address) => format!("the exempt pod address {address}"),
@@ -103,6 +104,7 @@ fn describe(step: &Step, state: &State) -> String {
         },
         Step::SetSocketScope(_) => "which sockets are served".into(),
         Step::SetMasquerade(_) => "what masquerades packets".into(),
+        Step::SetDirect(_) => "the direct path".into(),
         Step::SetNewFlows(_) => "what translates new flows on links".into(),
         Step::ForgetSource(address) => format!("the flows with the source address {address}"),
         Step::ForgetFlows { .. } => "the flows that are out of date".into(),

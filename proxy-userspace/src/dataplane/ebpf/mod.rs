@@ -2,6 +2,7 @@
 
 mod apply;
 mod checkers;
+mod direct;
 mod error;
 mod failures;
 mod links;
@@ -27,6 +28,7 @@ use proxy_common::layout::{MAPS, MapDeclaration, service_slots};
 pub(super) use self::plan::translate::depends_on_source;
 use self::{
     checkers::{Checkers, OnDrift},
+    direct::DirectApprover,
     links::Links,
     maps::{
         Maps, counters::Counters, prefilter::PrefilterBits, service_counts::ServiceSlots,
@@ -105,6 +107,7 @@ pub struct Ebpf {
     /// `None` if everything is read on the thread of the caller.
     checkers: Option<Checkers>,
     _log: Option<TraceLogger>,
+    _direct_approver: DirectApprover,
     /// State to be copied when the programs of this process take over.
     state_copies: StateCopies,
     service_slots: ServiceSlots,
@@ -140,6 +143,7 @@ impl Ebpf {
         };
         let sweeper = FlowSweeper::start(&object, &sizes, directory)?;
         let log = TraceLogger::start(&mut object, settings.log)?;
+        let direct_approver = DirectApprover::start(&mut object, directory)?;
         // New marks wait until only programs of this process are attached and the rules are
         // installed.
         let previous = maps::pinned_marks(pins.path()).filter(|previous| *previous != settings.marks);
@@ -164,6 +168,7 @@ impl Ebpf {
             sweeper,
             checkers: None,
             _log: log,
+            _direct_approver: direct_approver,
             state_copies,
             service_slots,
             counters,
@@ -250,7 +255,8 @@ impl Dataplane for Ebpf {
     /// Threads read maps, links and rules after the next plan, and notify the sync loop if they
     /// differ.
     fn refresh(&mut self, state: &mut State) -> Result<bool, EbpfError> {
-        let settings = (state.local_detection, state.socket_scope, state.new_flows, state.masquerade);
+        let settings =
+            (state.local_detection, state.socket_scope, state.new_flows, state.masquerade, state.direct);
         let is_certain = state.is_current
             && state.is_taken_over()
             && self.maps.node_settings()? == settings

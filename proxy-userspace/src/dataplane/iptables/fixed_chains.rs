@@ -48,7 +48,12 @@ pub(super) const REQUIRED_CHAINS: [(Table, Chain); 4] = [
 pub(super) fn fixed_chains(context: RuleContext<'_>) -> Vec<(Table, ChainRules)> {
     let mark = context.options.masquerade_mark;
     let mut postrouting = ChainRules::new(POSTROUTING);
-    add_postrouting_rules(&mut postrouting, mark, context.options.random_fully);
+    add_postrouting_rules(
+        &mut postrouting,
+        mark,
+        context.options.random_fully,
+        context.node.masquerade_ports,
+    );
     let mut chains = vec![
         (Table::Filter, forward(context)),
         (Table::Nat, postrouting),

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use crate::{
     dataplane::iptables_text::LocalMatch,
-    model::{IpFamily, Snapshot},
+    model::{IpFamily, PortRange, Snapshot},
 };
 
 /// With more endpoints in a family than this, rules of endpoints have no comments: upstream's
@@ -34,6 +34,8 @@ pub(super) struct Node {
     pub(super) local: Option<LocalMatch>,
     /// All traffic to cluster IPs is masqueraded.
     pub(super) masquerade_all: bool,
+    /// The source ports of masqueraded packets; `None` for any.
+    pub(super) masquerade_ports: Option<PortRange>,
     /// The node's primary address.
     pub(super) primary: Option<IpAddr>,
     /// The addresses at which node ports are served; `None` for all addresses of the node.
@@ -59,6 +61,7 @@ impl Node {
         Self {
             local: LocalMatch::of(&node.local_detector, family),
             masquerade_all: node.masquerade_all,
+            masquerade_ports: node.netfilter_ports(),
             primary: node.primary_addresses.get(&family).copied(),
             localhost_node_ports: serves_loopback && (is_all || served.iter().any(IpAddr::is_loopback)),
             served_on: (!is_all).then_some(served),

@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 use ipnet::IpNet;
 
 use super::{Chain, MARK_MASQ};
-use crate::model::{IpFamily, LinkName, LocalTrafficDetector};
+use crate::model::{IpFamily, LinkName, LocalTrafficDetector, PortRange};
 
 /// The rules of one chain, as iptables-restore reads them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,11 +40,22 @@ pub(crate) fn mark_masq_rules(mark: u32) -> ChainRules {
 
 /// Appends the rules that masquerade packets with the mark. They clear the mark, so that a packet
 /// that passes once more is not masqueraded twice.
-pub(crate) fn add_postrouting_rules(rules: &mut ChainRules, mark: u32, random_fully: bool) {
+///
+/// `ports` are the source ports of masqueraded packets; `None` for any.
+pub(crate) fn add_postrouting_rules(
+    rules: &mut ChainRules,
+    mark: u32,
+    random_fully: bool,
+    ports: Option<PortRange>,
+) {
     rules.add(format_args!("-m mark ! --mark {mark:#x}/{mark:#x} -j RETURN"));
     rules.add(format_args!("-j MARK --set-xmark {mark:#x}/0x0"));
     let random = if random_fully { " --random-fully" } else { "" };
     let comment = "-m comment --comment \"kubernetes service traffic requiring SNAT\"";
+    for protocol in ports.iter().flat_map(|_| ["tcp", "udp"]) {
+        let ports = ports.map_or_else(String::new, |ports| format!(" --to-ports {ports}"));
+        rules.add(format_args!("-p {protocol} {comment} -j MASQUERADE{ports}{random}"));
+    }
     rules.add(format_args!("{comment} -j MASQUERADE{random}"));
 }
 

@@ -131,7 +131,7 @@ impl RuleWriter<'_> {
             (Table::Nat, NODE_PORT) => self.add_node_ports(to),
             (Table::Nat, POSTROUTING) => {
                 self.add_if_filled(to, Set::LoopBack, "", "dst,dst,src", "MASQUERADE");
-                add_postrouting_rules(to, mark, self.options.random_fully.contains(&self.family));
+                add_postrouting_rules(to, mark, self.options.random_fully.contains(&self.family), None);
             }
             (Table::Nat, SERVICES) => self.add_services(to),
             _ => {}

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     kernel::nftables::{Chain, Hook, Rule, Selector, Statement, Verdict},
-    model::{IpFamily, LocalTrafficDetector, NodeView},
+    model::{IpFamily, LocalTrafficDetector, NodeView, PortRange},
 };
 
 /// The name of the tables.
@@ -28,6 +28,8 @@ pub(super) struct RuleSettings {
     /// The bit of a packet's mark that requests masquerading.
     pub(super) masquerade_mark: u32,
     pub(super) masquerade_all: bool,
+    /// The source ports of masqueraded packets; `None` for any.
+    pub(super) masquerade_ports: Option<PortRange>,
     pub(super) detector: LocalTrafficDetector,
     /// The ranges of cluster IPs.
     pub(super) service_cidrs: Vec<IpNet>,
@@ -40,6 +42,7 @@ impl RuleSettings {
         Self {
             masquerade_mark,
             masquerade_all: node.masquerade_all,
+            masquerade_ports: node.netfilter_ports(),
             detector: node.local_detector.clone(),
             service_cidrs: node.service_cidrs.clone(),
             primary_addresses: IpFamily::ALL.map(|family| node.primary_addresses.get(&family).copied()),
@@ -212,12 +215,16 @@ fn masquerading(settings: &RuleSettings) -> Vec<Rule> {
     let bit = settings.masquerade_mark;
     let hairpin =
         vec![Selector::Source, Selector::Destination, Selector::Protocol, Selector::DestinationPort];
+    let masquerade = match settings.masquerade_ports {
+        Some(PortRange { first, last }) => Statement::MasqueradeTo { first, last },
+        None => Statement::Masquerade,
+    };
     vec![
-        Rule::new([Statement::HasMark(bit), Statement::ToggleMark(bit), Statement::Masquerade]),
+        Rule::new([Statement::HasMark(bit), Statement::ToggleMark(bit), masquerade.clone()]),
         Rule::new([
             Statement::StatusDnat,
             Statement::InSet(hairpin, SharedSet::HairpinConnections.name()),
-            Statement::Masquerade,
+            masquerade,
         ]),
     ]
 }

@@ -4,13 +4,23 @@
 //! the programs of the process before write until they are replaced. Minimum kernel: 5.8
 //! (457f44363a88).
 
-use std::marker::PhantomData;
+use std::{
+    io,
+    marker::PhantomData,
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
+    sync::Arc,
+};
 
 use aya::{
     Pod,
     maps::{MapData, RingBuf},
 };
 use aya_log::EbpfLogger;
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::eventfd::{EfdFlags, EventFd},
+};
 
 use super::{super::KernelError, Object};
 
@@ -50,6 +60,26 @@ impl LogLevel {
 pub(super) const RINGS: [&str; 2] = ["trace_events", "AYA_LOGS"];
 pub(super) const LEVEL: &str = aya_log::LEVEL;
 
+/// Wakes a thread up that waits for records ([`RingReader::wait`]).
+#[derive(Clone, Debug)]
+pub struct Wakeup(Arc<EventFd>);
+
+impl Wakeup {
+    /// Returns a new one.
+    pub fn new() -> Result<Self, KernelError> {
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        event
+            .map(|event| Self(Arc::new(event)))
+            .map_err(|error| KernelError::call("create", "an eventfd")(error.into()))
+    }
+
+    /// Wakes the thread up.
+    pub fn wake(&self) {
+        // It fails only if the thread was woken up before.
+        let _ = self.0.write(1);
+    }
+}
+
 /// Reads the records of a ring buffer whose programs write one type.
 pub struct RingReader<T> {
     ring: RingBuf<MapData>,
@@ -60,6 +90,20 @@ impl<T: Pod> RingReader<T> {
     /// Takes the ring buffer of this name out of an object.
     pub fn new(object: &mut Object, name: &'static str) -> Result<Self, KernelError> {
         Ok(Self { ring: object.take_map(name)?, record: PhantomData })
+    }
+
+    /// Waits until a program writes a record and wakes readers up. Returns false if `end` was woken
+    /// up.
+    pub fn wait(&self, end: &Wakeup) -> io::Result<bool> {
+        // SAFETY: the ring buffer keeps its file descriptor open for as long as it lives.
+        let ring = unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) };
+        let mut sources = [ring, end.0.as_fd()].map(|source| PollFd::new(source, PollFlags::POLLIN));
+        while let Err(error) = poll(&mut sources, PollTimeout::NONE) {
+            if error != Errno::EINTR {
+                return Err(error.into());
+            }
+        }
+        Ok(!sources[1].any().unwrap_or(true))
     }
 
     /// Reads until the ring buffer is empty. If programs can write faster than `take` returns,

@@ -33,7 +33,7 @@ use self::tc::LinkProgram;
 pub use self::{
     batch::{Reader, Writer},
     link::{attach, is_attached},
-    log::{LogLevel, MessageReader, RingReader},
+    log::{LogLevel, MessageReader, RingReader, Wakeup},
     mapped::MappedWords,
     pins::{DEFAULT_PIN_DIR, PinDir, first_words},
 };

@@ -14,7 +14,7 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL};
 
 use super::{
     AddressPair, dump, failed,
-    message::{conntrack_type, header, read_tuple, write_address, write_tuple},
+    message::{conntrack_type, header, read_tuple, write_address, write_liberal, write_tuple},
     open,
     uapi::*,
 };
@@ -40,8 +40,6 @@ const IPS_SEEN_REPLY: u32 = 1 << 1;
 const IPS_ASSURED: u32 = 1 << 2;
 const IPS_CONFIRMED: u32 = 1 << 3;
 const IPS_DST_NAT: u32 = 1 << 5;
-/// Conntrack accepts packets outside the TCP window, because it does not know the window.
-const IP_CT_TCP_FLAG_BE_LIBERAL: u8 = 1 << 3;
 /// The timeout of established connections whose old entry has none. It is kube-proxy's value for
 /// TCP.
 const ESTABLISHED_SECONDS: u32 = 86_400;
@@ -412,10 +410,7 @@ fn write_tcp(state: Option<u8>, to: &mut MessageBuffer) {
     to.nested(CTA_PROTOINFO, |to| {
         to.nested(CTA_PROTOINFO_TCP, |to| {
             to.bytes(CTA_PROTOINFO_TCP_STATE, &[new_tcp_state(state)]);
-            // struct nf_ct_tcp_flags: the flags, and a mask of the flags to set.
-            for kind in [CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, CTA_PROTOINFO_TCP_FLAGS_REPLY] {
-                to.bytes(kind, &[IP_CT_TCP_FLAG_BE_LIBERAL, IP_CT_TCP_FLAG_BE_LIBERAL]);
-            }
+            write_liberal(to);
         });
     });
 }

@@ -7,6 +7,7 @@
 //! family, and shunt filters them.
 
 mod handover;
+mod liberal;
 mod message;
 mod uapi;
 
@@ -19,6 +20,7 @@ pub use self::handover::{
     Connection, HandoverCounts, TrackedConnection, Translator, find_connections, for_each_connection,
     hand_over, hand_over_untracked, replace_entries, translates_connections,
 };
+pub use self::liberal::LiberalConnections;
 use self::{
     message::{DeletionBatch, Entry, conntrack_type},
     uapi::IPCTNL_MSG_CT_GET,

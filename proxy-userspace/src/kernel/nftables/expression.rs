@@ -92,6 +92,7 @@ impl Expressions<'_> {
             Statement::Masquerade => {
                 self.add("masq", |to| to.be_int(NFTA_MASQ_FLAGS, NF_NAT_RANGE_PROTO_RANDOM_FULLY));
             }
+            Statement::MasqueradeTo { first, last } => self.masquerade_to(*first, *last),
             Statement::Reject => self.reject(),
             Statement::Verdict(verdict) => {
                 self.immediate(NFT_REG_VERDICT, |to| write_verdict(verdict, to));
@@ -262,6 +263,16 @@ impl Expressions<'_> {
         self.immediate(NFT_REG_1, |to| to.bytes(NFTA_DATA_VALUE, &address));
         self.immediate(NFT_REG_2, |to| to.bytes(NFTA_DATA_VALUE, &port));
         self.nat(NFT_REG_2);
+    }
+
+    fn masquerade_to(&mut self, first: u16, last: u16) {
+        self.immediate(NFT_REG_1, |to| to.bytes(NFTA_DATA_VALUE, &first.to_be_bytes()));
+        self.immediate(NFT_REG_2, |to| to.bytes(NFTA_DATA_VALUE, &last.to_be_bytes()));
+        self.add("masq", |to| {
+            to.be_int(NFTA_MASQ_FLAGS, NF_NAT_RANGE_PROTO_RANDOM_FULLY | NF_NAT_RANGE_PROTO_SPECIFIED);
+            to.be_int(NFTA_MASQ_REG_PROTO_MIN, NFT_REG_1);
+            to.be_int(NFTA_MASQ_REG_PROTO_MAX, NFT_REG_2);
+        });
     }
 
     fn immediate(&mut self, register: c_int, write: impl FnOnce(&mut MessageBuffer)) {

@@ -78,6 +78,13 @@ pub enum Statement {
     UpdateSet(Name, Vec<Selector>),
     /// Translates the source to an address of this host.
     Masquerade,
+    /// Translates the source to an address of this host, with a port from a range.
+    MasqueradeTo {
+        /// The first port.
+        first: u16,
+        /// The last port.
+        last: u16,
+    },
     /// Answers "port unreachable".
     Reject,
     /// Ends the rule with a verdict.
@@ -166,6 +173,7 @@ impl Statement {
             Self::Dnat(endpoint) => format!("dnat to {endpoint}"),
             Self::UpdateSet(set, selectors) => format!("update @{set} {{ {} }}", key(selectors)),
             Self::Masquerade => "masquerade fully-random".into(),
+            Self::MasqueradeTo { first, last } => format!("masquerade to :{first}-{last} fully-random"),
             Self::Reject => "reject".into(),
             Self::Verdict(verdict) => verdict.to_string(),
         }

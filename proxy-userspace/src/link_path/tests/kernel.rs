@@ -6,7 +6,7 @@ use nix::sched::{CloneFlags, unshare};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
-    super::{Evidence, Settings, read, report},
+    super::{DirectPath, Evidence, Settings, read, report},
     OWN_MARKS, why,
 };
 use crate::{
@@ -152,12 +152,15 @@ fn ipsec_policies_are_read() {
 }
 
 /// Runs `report` until `test` has seen enough.
-fn with_report(test: impl AsyncFnOnce(&mut watch::Receiver<Option<LinkPath>>) + Send + 'static) {
-    in_new_namespace(|| {
+fn with_report(
+    direct: DirectPath,
+    test: impl AsyncFnOnce(&mut watch::Receiver<Option<LinkPath>>) + Send + 'static,
+) {
+    in_new_namespace(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let (to, mut from) = watch::channel(None);
-            let settings = Settings { own_marks: OWN_MARKS, sync_period: Duration::from_hours(1) };
+            let settings = Settings { own_marks: OWN_MARKS, sync_period: Duration::from_hours(1), direct };
             let reporting = tokio::spawn(report(Launcher::default(), settings, to));
             test(&mut from).await;
             drop(from);
@@ -180,7 +183,7 @@ fn is_netfilter_for(path: Option<&LinkPath>, part: &str) -> bool {
 
 #[test]
 fn a_rule_that_comes_and_goes_is_reported() {
-    with_report(async |from| {
+    with_report(DirectPath::Never, async |from| {
         wait_for(from, |path| *path == Some(LinkPath::Programs)).await;
         nft(
             "table inet theirs { chain c { type filter hook prerouting priority raw; tcp dport 30080 drop; }; }",
@@ -193,7 +196,7 @@ fn a_rule_that_comes_and_goes_is_reported() {
 
 #[test]
 fn a_filter_and_a_policy_are_reported() {
-    with_report(async |from| {
+    with_report(DirectPath::Never, async |from| {
         wait_for(from, Option::is_some).await;
         run("ip link add near type veth peer name far");
         run("tc qdisc add dev near clsact");
@@ -206,13 +209,48 @@ fn a_filter_and_a_policy_are_reported() {
     });
 }
 
+/// Returns true for the direct path for packets from all links but these.
+fn is_direct_without(path: Option<&LinkPath>, links: &[&str]) -> bool {
+    matches!(path, Some(LinkPath::Direct { without }) if without.iter().map(|link| &**link).eq(links.iter().copied()))
+}
+
+#[test]
+fn node_without_rules_for_forwarded_packets_has_the_direct_path() {
+    with_report(DirectPath::IfNoRules, async |from| {
+        wait_for(from, |path| is_direct_without(path.as_ref(), &[])).await;
+        nft(
+            "table inet theirs { chain c { type filter hook input priority filter; tcp dport 22 counter; }; }",
+        );
+        nft("table inet counts { chain c { type filter hook forward priority filter; counter; }; }");
+        wait_for(from, |path| *path == Some(LinkPath::Programs)).await;
+        nft("delete table inet counts");
+        wait_for(from, |path| is_direct_without(path.as_ref(), &[])).await;
+    });
+}
+
+#[test]
+fn direct_path_that_is_given_leaves_out_links_with_filters_of_others() {
+    with_report(DirectPath::Always, async |from| {
+        nft("table inet counts { chain c { type filter hook forward priority filter; counter; }; }");
+        wait_for(from, |path| is_direct_without(path.as_ref(), &[])).await;
+        run("ip link add near type veth peer name far");
+        run("tc qdisc add dev near clsact");
+        run("tc filter add dev near ingress protocol all u32 match u32 0 0 classid 1:1");
+        wait_for(from, |path| is_direct_without(path.as_ref(), &["near"])).await;
+    });
+}
+
 #[test]
 fn netfilter_is_the_path_if_rules_cannot_be_read() {
     in_new_namespace(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let (to, mut from) = watch::channel(None);
-            let settings = Settings { own_marks: OWN_MARKS, sync_period: Duration::from_hours(1) };
+            let settings = Settings {
+                own_marks: OWN_MARKS,
+                sync_period: Duration::from_hours(1),
+                direct: DirectPath::Never,
+            };
             let reporting = tokio::spawn(report(Launcher::only_in([]), settings, to));
             wait_for(&mut from, |path| is_netfilter_for(path.as_ref(), "the command nft is not installed"))
                 .await;

@@ -67,7 +67,7 @@ fn tables(file: &str, text: &str) -> Vec<Table> {
 /// Returns the reason for netfilter; `None` for the programs.
 fn why(evidence: &Evidence) -> Option<String> {
     match judge(evidence) {
-        LinkPath::Programs => None,
+        LinkPath::Programs | LinkPath::Direct { .. } => None,
         LinkPath::Netfilter { why } => Some(why.to_string()),
     }
 }

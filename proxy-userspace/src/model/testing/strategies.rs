@@ -137,9 +137,11 @@ pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
 }
 
 fn any_link_path() -> impl Strategy<Value = LinkPath> {
-    one_of(&[true, true, false]).prop_map(|programs| {
-        if programs { LinkPath::Programs } else { LinkPath::Netfilter { why: "a rule of others".into() } }
-    })
+    let netfilter = LinkPath::Netfilter { why: "a rule of others".into() };
+    let direct = |without: &[&str]| LinkPath::Direct {
+        without: without.iter().map(|link| Arc::from(*link)).collect(),
+    };
+    select(vec![LinkPath::Programs, direct(&[]), direct(&["veth1"]), netfilter])
 }
 
 fn any_socket_scope() -> impl Strategy<Value = SocketScope> {

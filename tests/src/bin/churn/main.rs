@@ -35,6 +35,9 @@ struct Arguments {
     /// The binary of the proxy.
     #[arg(long, value_name = "PATH")]
     shunt: PathBuf,
+    /// Let packets of learned flows take the direct path, and let the programs masquerade.
+    #[arg(long)]
+    direct: bool,
     /// The total number of connections.
     #[arg(long, default_value_t = 5000)]
     connections: usize,
@@ -53,6 +56,15 @@ struct Arguments {
     /// Let only those things happen in the soak test whose name contains this text.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     only: String,
+}
+
+impl Arguments {
+    /// Without rules of others, packets take the direct path if the programs masquerade.
+    fn set_masquerading(&self, proxy: &mut Proxy) {
+        if self.direct {
+            proxy.set_flag("--links-masquerade", "programs");
+        }
+    }
 }
 
 /// One check.
@@ -78,7 +90,7 @@ fn main() -> ExitCode {
     process::main("churn", || {
         let arguments = Arguments::parse();
         let checks = match arguments.soak {
-            Some(minutes) => soak::run(&arguments.shunt, minutes, arguments.seed, &arguments.only),
+            Some(minutes) => soak::run(&arguments, minutes),
             None => run(&arguments),
         };
         checks.map(|checks| report(&checks))
@@ -116,7 +128,8 @@ fn build(arguments: &Arguments) -> Result<ChurnTest> {
     manifests.place("node.yaml", NODE)?;
     manifests.place("web.yaml", include_str!("web.yaml"))?;
     set_endpoints(&manifests, phases::ENDPOINT_SETS[0])?;
-    let proxy = Proxy::new(&world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
+    let mut proxy = Proxy::new(&world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
+    arguments.set_masquerading(&mut proxy);
     let clients = load::clients(&mut world)?;
     Ok(ChurnTest { proxy, clients, world, manifests, mode: arguments.mode.clone(), before })
 }

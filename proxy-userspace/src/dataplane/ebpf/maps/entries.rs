@@ -29,6 +29,7 @@ pub(crate) struct EntryReader {
     members: Reader<MemberKey, u8>,
     node_addresses: Reader<Addr, u8>,
     local_links: Reader<u32, u8>,
+    direct_links: Reader<u32, u8>,
     bridge_ports: Reader<u32, BridgeAddress>,
     exempt_netns: Reader<u64, u8>,
     exempt_sources: Reader<Addr, u8>,
@@ -46,6 +47,7 @@ impl EntryReader {
             members: object.reader("members")?,
             node_addresses: object.reader("node_addresses")?,
             local_links: object.reader("local_links")?,
+            direct_links: object.reader("direct_links")?,
             bridge_ports: object.reader("bridge_ports")?,
             exempt_netns: object.reader("exempt_netns")?,
             exempt_sources: object.reader("exempt_sources")?,
@@ -63,6 +65,7 @@ impl EntryReader {
         read(&mut self.members, "members", |key, _| v(MapEntry::Member(key)))?;
         read(&mut self.node_addresses, "node_addresses", |key, _| v(MapEntry::NodeAddress(key)))?;
         read(&mut self.local_links, "local_links", |key, _| v(MapEntry::LocalLink(key)))?;
+        read(&mut self.direct_links, "direct_links", |key, _| v(MapEntry::DirectLink(key)))?;
         read(&mut self.bridge_ports, "bridge_ports", |key, value| v(MapEntry::BridgePort(key, value)))?;
         read(&mut self.exempt_netns, "exempt_netns", |key, _| v(MapEntry::ExemptNetns(NetnsCookie(key))))?;
         read(&mut self.exempt_sources, "exempt_sources", |key, _| v(MapEntry::ExemptSource(key)))?;

@@ -32,7 +32,7 @@ use super::{
     plan::{
         ids::ServiceIds,
         state::State,
-        step::{MapEntry, MasqueradeFields},
+        step::{DirectEpoch, MapEntry, MasqueradeFields},
     },
     rules::Marks,
 };
@@ -55,7 +55,7 @@ pub(crate) fn specs(sizes: &MapSizes, cpus: u32) -> Vec<MapSpec> {
         value_size: map.value_size,
         max_entries: match map.content {
             MapContent::Counts => (service_slots(sizes.counted_services) * cpus).max(1),
-            MapContent::Config | MapContent::State => sizes.entries(map.name),
+            MapContent::Config | MapContent::State | MapContent::Cache => sizes.entries(map.name),
         },
     };
     MAPS.iter().map(spec).collect()
@@ -65,7 +65,9 @@ pub(crate) fn specs(sizes: &MapSizes, cpus: u32) -> Vec<MapSpec> {
 pub(crate) fn map_full(map: &'static str, sizes: &MapSizes) -> KernelError {
     let remedy = match SIZE_SETTINGS.iter().find(|setting| setting.map == map) {
         Some(setting) => format!("raise {} in the configuration file (--config)", setting.path),
-        None if matches!(map, "bridge_ports" | "masquerade_addresses") => "its size is fixed".into(),
+        None if matches!(map, "bridge_ports" | "masquerade_addresses" | "direct_links") => {
+            "its size is fixed".into()
+        }
         None if matches!(map, "exempt_netns" | "exempt_sources") => {
             "its size is fixed; --sockets-scope node leaves the sockets of all pods alone".into()
         }
@@ -91,6 +93,7 @@ pub(crate) struct Maps {
     exempt_netns: HashMap<MapData, u64, u8>,
     exempt_sources: HashMap<MapData, Addr, u8>,
     masquerade_addresses: LpmTrie<MapData, MasqueradeSubnet, Addr>,
+    direct_links: HashMap<MapData, u32, u8>,
     pub(crate) sizes: MapSizes,
     marks: Marks,
     entries: EntryReader,
@@ -153,6 +156,7 @@ impl Maps {
             exempt_netns: object.take_map("exempt_netns")?,
             exempt_sources: object.take_map("exempt_sources")?,
             masquerade_addresses: object.take_map("masquerade_addresses")?,
+            direct_links: object.take_map("direct_links")?,
             sizes,
             marks,
         })
@@ -181,6 +185,7 @@ impl Maps {
             first_port: before.map_or(0, |value| value.first_port),
             last_port: before.map_or(0, |value| value.last_port),
             zero: 0,
+            direct_epoch: before.map_or(0, |value| value.direct_epoch),
         };
         self.node.set(0, value, 0).map_err(failed("write", "node"))
     }
@@ -217,6 +222,11 @@ impl Maps {
         })
     }
 
+    /// Sets the epoch of the direct path.
+    pub(crate) fn set_direct(&mut self, epoch: DirectEpoch) -> Result<(), KernelError> {
+        self.update_node(|node| node.direct_epoch = epoch.0)
+    }
+
     /// Sets what the link programs do with new flows.
     pub(crate) fn set_new_flows(&mut self, new_flows: NewFlows) -> Result<(), KernelError> {
         self.update_node(|node| node.new_flows = new_flows as u16)
@@ -251,6 +261,7 @@ impl Maps {
             MapEntry::NodeAddress(address) => self.node_addresses.insert(address, IN_SET, 0),
             MapEntry::LocalSource(source) => self.local_sources.insert(&source.key(), IN_SET, 0),
             MapEntry::LocalLink(index) => self.local_links.insert(index, IN_SET, 0),
+            MapEntry::DirectLink(index) => self.direct_links.insert(index, IN_SET, 0),
             MapEntry::BridgePort(index, bridge) => self.bridge_ports.insert(index, bridge, 0),
             MapEntry::ExemptNetns(cookie) => self.exempt_netns.insert(cookie.0, IN_SET, 0),
             MapEntry::ExemptSource(address) => self.exempt_sources.insert(address, IN_SET, 0),
@@ -304,6 +315,7 @@ impl Maps {
             MapEntry::NodeAddress(address) => self.node_addresses.remove(address),
             MapEntry::LocalSource(source) => self.local_sources.remove(&source.key()),
             MapEntry::LocalLink(index) => self.local_links.remove(index),
+            MapEntry::DirectLink(index) => self.direct_links.remove(index),
             MapEntry::BridgePort(index, _) => self.bridge_ports.remove(index),
             MapEntry::ExemptNetns(cookie) => self.exempt_netns.remove(&cookie.0),
             MapEntry::ExemptSource(address) => self.exempt_sources.remove(address),
@@ -323,19 +335,22 @@ impl Maps {
         let mut state = State::default();
         state.ids = ids;
         self.entries.read(|entry| state.put(&entry))?;
-        (state.local_detection, state.socket_scope, state.new_flows, state.masquerade) =
+        (state.local_detection, state.socket_scope, state.new_flows, state.masquerade, state.direct) =
             self.node_settings()?;
         state.forget_names();
         Ok(state)
     }
 
     /// Returns what a plan sets in `node`: how local clients are recognized, which sockets are
-    /// served, what becomes of new flows, and what masquerades.
-    pub(crate) fn node_settings(&self) -> Result<(u32, u16, u16, MasqueradeFields), KernelError> {
+    /// served, what becomes of new flows, what masquerades, and the epoch of the direct path.
+    pub(crate) fn node_settings(
+        &self,
+    ) -> Result<(u32, u16, u16, MasqueradeFields, DirectEpoch), KernelError> {
         let node = self.node.get(&0, 0).map_err(failed("read", "node"))?;
         let NodeValue { masquerading, first_port, last_port, .. } = node;
         let masquerade = MasqueradeFields { masquerading, first_port, last_port };
-        Ok((node.local_detection, node.socket_scope, node.new_flows, masquerade))
+        let direct = DirectEpoch(node.direct_epoch);
+        Ok((node.local_detection, node.socket_scope, node.new_flows, masquerade, direct))
     }
 }
 

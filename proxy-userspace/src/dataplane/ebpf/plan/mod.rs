@@ -13,6 +13,7 @@
 pub(crate) mod capacity;
 pub(crate) mod digest;
 pub(crate) mod ids;
+mod node;
 pub(crate) mod ranges;
 mod slots;
 pub(crate) mod state;
@@ -23,10 +24,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use proxy_common::{
     Addr,
-    layout::{
-        BridgeAddress, Endpoint, EndpointKey, EndpointValue, List, MemberKey, NewFlows, ServiceKey,
-        ServiceValue,
-    },
+    layout::{Endpoint, EndpointKey, EndpointValue, List, MemberKey, ServiceKey, ServiceValue},
 };
 
 use self::{
@@ -35,10 +33,8 @@ use self::{
     state::State,
     step::{MapEntry, Step},
 };
-use super::links::{HookState, LinkHook};
 use crate::{
     dataplane::PlanSize,
-    kernel::bpf::tc::Hook,
     model::{Dirty, IpFamily, LinkPath, NodeView, ResolvedPort, ServicePortKey, Snapshot},
 };
 
@@ -71,9 +67,10 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
         planner.bridge_ports();
         planner.masquerade();
         match &snapshot.node.link_path {
-            LinkPath::Programs => planner.translate_on_links(),
+            LinkPath::Programs | LinkPath::Direct { .. } => planner.translate_on_links(),
             LinkPath::Netfilter { .. } => planner.leave_links_to_netfilter(),
         }
+        planner.direct_path();
     }
     if dirty.all {
         for (name, port) in &snapshot.ports {
@@ -112,6 +109,7 @@ struct Planner<'a> {
     names: Vec<(ServicePortKey, Option<u32>)>,
     claimed: HashSet<u32>,
     written: HashSet<ServiceKey>,
+    direct_begins: bool,
     phases: Phases,
 }
 
@@ -130,16 +128,18 @@ impl<'a> Planner<'a> {
     fn new(state: &'a State, node: &'a NodeView) -> Self {
         let (new_ids, phases) = (state.new_ids(), Phases::default());
         let (names, claimed, written) = (Vec::new(), HashSet::new(), HashSet::new());
-        Self { state, node, new_ids, names, claimed, written, phases }
+        Self { state, node, new_ids, names, claimed, written, direct_begins: false, phases }
     }
 
     fn finish(self) -> Plan {
-        let Self { state, written, phases, .. } = self;
+        let (state, begins_epoch) = (self.state, self.begins_epoch());
+        let Self { written, phases, .. } = self;
         let attach = (!state.attached).then_some(Step::Attach);
         // Attaching to sockets does not wait for the rules: only packets need them.
         let rules = (!state.rules_are_installed).then_some(Step::InstallRules);
         // A frontend that another service port took over was switched: it must not be removed for
         // its old owner. Frontends are removed before the slots that they lead to.
+        let epoch = begins_epoch.then(|| Step::SetDirect(state.direct.next_on()));
         let closures = phases.closures.into_iter().filter(|(key, _)| !written.contains(key));
         let steps = phases
             .additions
@@ -150,6 +150,7 @@ impl<'a> Planner<'a> {
             .chain(phases.attachments)
             .chain(closures.map(|(key, value)| Step::Remove(MapEntry::Service(key, value))))
             .chain(phases.removals)
+            .chain(epoch)
             .chain(phases.releases);
         Plan { names: self.names, steps: steps.collect(), is_whole: false }
     }
@@ -176,123 +177,6 @@ impl<'a> Planner<'a> {
         self.phases.additions.extend(changed.map(|(key, value)| Step::Put(entry(*key, *value))));
         let unwanted = have.iter().filter(|(key, _)| !wanted.contains_key(key));
         self.phases.removals.extend(unwanted.map(|(key, value)| Step::Remove(entry(*key, *value))));
-    }
-
-    fn node_addresses(&mut self) {
-        let addresses = self.node.node_port_addresses.iter();
-        let wanted = addresses.map(|address| Addr::from(*address).node_address()).collect();
-        self.difference(&self.state.node_addresses, &wanted, MapEntry::NodeAddress);
-    }
-
-    /// Plans how local clients are recognized. Returns true if that changes.
-    fn local_clients(&mut self) -> bool {
-        let (state, node) = (self.state, self.node);
-        let (detection, sources) = translate::local_detection(node);
-        self.difference(&state.local_sources, &sources, MapEntry::LocalSource);
-        self.difference(&state.local_links, &node.local_links, MapEntry::LocalLink);
-        let mode_differs = state.local_detection != detection as u32;
-        // After the sources that it looks at, and before the Services that rely on it.
-        self.phases.additions.extend(mode_differs.then_some(Step::SetLocalDetection(detection)));
-        mode_differs || state.local_sources != sources
-    }
-
-    /// Plans which sockets are served. An exempt namespace is known before the scope relies on it,
-    /// and the addresses of its pod before its first packets to a VIP come in on a link.
-    fn socket_scope(&mut self) {
-        let (state, node) = (self.state, self.node);
-        let sources = node.exempt_addresses.iter().map(|address| Addr::from(*address)).collect();
-        self.difference(&state.exempt_sources, &sources, MapEntry::ExemptSource);
-        let (scope, exempt) = translate::socket_scope(node);
-        self.difference(&state.exempt_netns, exempt, MapEntry::ExemptNetns);
-        let differs = state.socket_scope != scope as u16;
-        self.phases.additions.extend(differs.then_some(Step::SetSocketScope(scope)));
-    }
-
-    fn bridge_ports(&mut self) {
-        let (node, state) = (self.node, self.state);
-        let ports = node.bridge_ports.iter();
-        let wanted = ports.map(|(index, bridge)| (*index, BridgeAddress::new(bridge.0))).collect();
-        self.value_difference(&state.bridge_ports, &wanted, MapEntry::BridgePort);
-    }
-
-    /// Plans the sources of masqueraded packets. If netfilter is to masquerade, its rules are
-    /// installed before the programs leave new flows to it.
-    fn masquerade(&mut self) {
-        let (node, state) = (self.node, self.state);
-        let wanted = translate::masquerade_addresses(node);
-        self.value_difference(&state.masquerade_addresses, &wanted, MapEntry::MasqueradeAddress);
-        if node.masquerade.is_some() {
-            let addresses = |of: &BTreeMap<_, Addr>| of.values().copied().collect::<BTreeSet<Addr>>();
-            let gone = &addresses(&state.masquerade_addresses) - &addresses(&wanted);
-            self.phases.releases.extend(gone.into_iter().map(Step::ForgetSource));
-        }
-        let ports = node.masquerade.as_ref().map(|masquerade| masquerade.ports);
-        let fields = state.masquerade.after(ports);
-        if fields != state.masquerade {
-            let phase =
-                if ports.is_some() { &mut self.phases.additions } else { &mut self.phases.attachments };
-            phase.push(Step::SetMasquerade(fields));
-        }
-    }
-
-    /// Plans the programs on links. Until they are on all links, and the flows of conntrack are
-    /// known, netfilter keeps new flows: so far it may have translated all packets.
-    ///
-    /// The flows of conntrack are listed twice. Before the programs translate, the first list has
-    /// those that began without programs. Flows that begin during it are marked by the programs
-    /// (`flow_state::LEFT`), and the second list has them.
-    ///
-    /// The first step forgets the flows that an earlier process left to conntrack: their connections
-    /// may have ended. If another mode was interrupted while it took over, the programs are still on
-    /// the links. They have flows that were not handed over, and these flows stay.
-    fn translate_on_links(&mut self) {
-        let (node, state) = (self.node, self.state);
-        let leaves = state.new_flows == NewFlows::Leave as u16;
-        let takes_over = leaves || state.links.is_empty() && !node.links.is_empty();
-        if takes_over {
-            let all = leaves && state.links.is_empty();
-            self.phases.attachments.push(Step::ForgetFlows { all });
-            if !leaves {
-                self.phases.attachments.push(Step::SetNewFlows(NewFlows::Leave));
-            }
-        }
-        for hook in [Hook::Egress, Hook::Ingress] {
-            for (&index, link) in &node.links {
-                let at = LinkHook { hook, index };
-                let is_right = match state.links.get(&at) {
-                    Some(HookState::Current(framing) | HookState::Displaced(framing)) => {
-                        *framing == link.framing
-                    }
-                    Some(HookState::LeftOut) => true,
-                    Some(HookState::Outdated) | None => false,
-                };
-                if !is_right {
-                    self.phases.attachments.push(Step::AttachLink(at, link.clone()));
-                }
-            }
-        }
-        let unwanted = state.links.keys().rev().filter(|at| !node.links.contains_key(&at.index));
-        self.phases.attachments.extend(unwanted.copied().map(Step::DetachLink));
-        if takes_over {
-            self.phases.attachments.extend([
-                Step::LeaveFlowsToConntrack,
-                Step::SetNewFlows(NewFlows::Translate),
-                Step::LeaveFlowsToConntrack,
-            ]);
-        }
-    }
-
-    /// Plans the removal of the programs from links, in the opposite order of their attachment.
-    /// Conntrack takes over their flows first.
-    fn leave_links_to_netfilter(&mut self) {
-        let state = self.state;
-        if state.new_flows != NewFlows::Leave as u16 {
-            self.phases.attachments.push(Step::SetNewFlows(NewFlows::Leave));
-        }
-        if !state.links.is_empty() {
-            self.phases.attachments.push(Step::HandFlowsToConntrack);
-            self.phases.attachments.extend(state.links.keys().rev().copied().map(Step::LeaveLink));
-        }
     }
 
     fn port(&mut self, name: &ServicePortKey, port: &ResolvedPort) {

@@ -13,7 +13,7 @@ use super::{
     digest::Digest,
     ids::{IdAllocator, ServiceIds},
     ranges::{LinkSubnet, Prefix, Range},
-    step::{MapEntry, MasqueradeFields, Step},
+    step::{DirectEpoch, MapEntry, MasqueradeFields, Step},
 };
 use crate::{model::ServicePortKey, net::NetnsCookie};
 
@@ -42,6 +42,8 @@ pub struct State {
     /// [`proxy_common::layout::NewFlows`], as in the map.
     pub(crate) new_flows: u16,
     pub(crate) masquerade: MasqueradeFields,
+    pub(crate) direct: DirectEpoch,
+    pub(crate) direct_links: BTreeSet<u32>,
     pub(crate) masquerade_addresses: BTreeMap<LinkSubnet, Addr>,
     /// The socket programs are attached.
     pub(crate) attached: bool,
@@ -68,6 +70,7 @@ impl State {
             Step::InstallRules => self.rules_are_installed = true,
             Step::SetSocketScope(scope) => self.socket_scope = *scope as u16,
             Step::SetMasquerade(fields) => self.masquerade = *fields,
+            Step::SetDirect(epoch) => self.direct = *epoch,
             Step::SetNewFlows(new_flows) => self.new_flows = *new_flows as u16,
             Step::ReleaseSockets { .. }
             | Step::ForgetFlows { .. }
@@ -92,6 +95,7 @@ impl State {
             MapEntry::NodeAddress(address) => drop(self.node_addresses.insert(address)),
             MapEntry::LocalSource(source) => drop(self.local_sources.insert(source)),
             MapEntry::LocalLink(index) => drop(self.local_links.insert(index)),
+            MapEntry::DirectLink(index) => drop(self.direct_links.insert(index)),
             MapEntry::BridgePort(index, bridge) => drop(self.bridge_ports.insert(index, bridge)),
             MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.insert(cookie)),
             MapEntry::ExemptSource(address) => drop(self.exempt_sources.insert(address)),
@@ -112,6 +116,7 @@ impl State {
             MapEntry::NodeAddress(address) => drop(self.node_addresses.remove(address)),
             MapEntry::LocalSource(source) => drop(self.local_sources.remove(source)),
             MapEntry::LocalLink(index) => drop(self.local_links.remove(index)),
+            MapEntry::DirectLink(index) => drop(self.direct_links.remove(index)),
             MapEntry::BridgePort(index, _) => drop(self.bridge_ports.remove(index)),
             MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.remove(cookie)),
             MapEntry::ExemptSource(address) => drop(self.exempt_sources.remove(address)),
@@ -139,6 +144,7 @@ impl State {
             MapEntry::NodeAddress(address) => self.node_addresses.contains(address),
             MapEntry::LocalSource(source) => self.local_sources.contains(source),
             MapEntry::LocalLink(index) => self.local_links.contains(index),
+            MapEntry::DirectLink(index) => self.direct_links.contains(index),
             MapEntry::ExemptNetns(cookie) => self.exempt_netns.contains(cookie),
             MapEntry::ExemptSource(address) => self.exempt_sources.contains(address),
         };

@@ -37,6 +37,8 @@ pub enum MapEntry {
     LocalSource(Prefix),
     /// Packets that arrive on the link with this index are from local clients.
     LocalLink(u32),
+    /// Flows that come in on the link with this index may take the direct path.
+    DirectLink(u32),
     /// The link with this index is a port of a bridge. Packets that arrive there are for the node
     /// itself if they are for the bridge.
     BridgePort(u32, BridgeAddress),
@@ -60,6 +62,7 @@ impl MapEntry {
             Self::NodeAddress(_) => "node_addresses",
             Self::LocalSource(_) => "local_sources",
             Self::LocalLink(_) => "local_links",
+            Self::DirectLink(_) => "direct_links",
             Self::BridgePort(..) => "bridge_ports",
             Self::ExemptNetns(_) => "exempt_netns",
             Self::ExemptSource(_) => "exempt_sources",
@@ -77,6 +80,7 @@ impl MapEntry {
             | Self::NodeAddress(_)
             | Self::LocalSource(_)
             | Self::LocalLink(_)
+            | Self::DirectLink(_)
             | Self::BridgePort(..)
             | Self::ExemptNetns(_)
             | Self::ExemptSource(_) => None,
@@ -123,6 +127,28 @@ impl MasqueradeFields {
     }
 }
 
+/// The epoch of the direct path ([`NodeValue::direct_epoch`](proxy_common::layout::NodeValue)). It
+/// only increases, so that an entry of an earlier epoch never counts again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirectEpoch(pub u64);
+
+impl DirectEpoch {
+    /// Returns true if packets take the direct path.
+    pub(crate) const fn is_on(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    /// Returns the next epoch in which packets take the direct path.
+    pub(crate) const fn next_on(self) -> Self {
+        Self(self.off().0 + 1)
+    }
+
+    /// Returns the next epoch in which they do not, or this one if they do not already.
+    pub(crate) const fn off(self) -> Self {
+        Self(self.0 + (self.0 & 1))
+    }
+}
+
 /// One change to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -136,6 +162,8 @@ pub enum Step {
     SetSocketScope(SocketScope),
     /// Masquerade in this way.
     SetMasquerade(MasqueradeFields),
+    /// Begin this epoch of the direct path.
+    SetDirect(DirectEpoch),
     /// Do this with new flows on links.
     SetNewFlows(NewFlows),
     /// Remove the flows that are out of date because netfilter had new flows: those whose packets

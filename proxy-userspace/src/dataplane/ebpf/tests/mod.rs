@@ -71,12 +71,16 @@ fn frontends(state: &State) -> Vec<ServiceKey> {
 
 /// Returns the programs that links must have.
 fn wanted_links(snapshot: &Snapshot) -> BTreeMap<LinkHook, HookState> {
-    let links = snapshot.node.links.iter().filter(|_| snapshot.node.link_path == LinkPath::Programs);
+    let links = snapshot.node.links.iter().filter(|_| !is_netfilter(snapshot));
     let hooks = |(index, link): (&u32, &ServedLink)| {
         let (index, current) = (*index, HookState::Current(link.framing));
         [Hook::Egress, Hook::Ingress].map(|hook| (LinkHook { hook, index }, current))
     };
     links.flat_map(hooks).collect()
+}
+
+const fn is_netfilter(snapshot: &Snapshot) -> bool {
+    matches!(snapshot.node.link_path, LinkPath::Netfilter { .. })
 }
 
 proptest! {
@@ -190,7 +194,7 @@ proptest! {
                 Step::HandFlowsToConntrack => prop_assert!(leaves),
                 Step::ForgetFlows { all } => {
                     // What netfilter began meanwhile may have the addresses of a flow that ended.
-                    prop_assert_eq!(*all, state.links.is_empty() && before.node.link_path != LinkPath::Programs);
+                    prop_assert_eq!(*all, state.links.is_empty() && is_netfilter(&before));
                 }
                 Step::SetNewFlows(NewFlows::Translate) => {
                     prop_assert!(earlier.contains(&Step::LeaveFlowsToConntrack));
@@ -202,8 +206,34 @@ proptest! {
             }
             state.record(step);
         }
-        let path = if after.node.link_path == LinkPath::Programs { NewFlows::Translate } else { NewFlows::Leave };
+        let path = if is_netfilter(&after) { NewFlows::Leave } else { NewFlows::Translate };
         prop_assert!(state.new_flows == path as u16);
+    }
+
+    #[test]
+    fn direct_path_is_on_only_while_all_programs_translate_and_ends_with_the_endpoints_of_datagrams(
+        (before, after, dirty) in testing::snapshot_change()
+    ) {
+        let mut state = programmed(&before);
+        let steps = plan(&state, &after, &dirty).steps;
+        for (at, step) in steps.iter().enumerate() {
+            let (epoch, later) = (state.direct, &steps[at + 1..]);
+            match step {
+                Step::SetDirect(next) => {
+                    prop_assert!(next.0 > epoch.0, "no epoch returns");
+                    let attaches = later.iter().any(|step| matches!(step, Step::AttachLink(..)));
+                    prop_assert!(!next.is_on() || !attaches && state.new_flows == NewFlows::Translate as u16);
+                }
+                Step::Remove(MapEntry::Member(_) | MapEntry::DirectLink(_)) if epoch.is_on() => {
+                    prop_assert!(later.iter().any(|step| matches!(step, Step::SetDirect(_))), "{later:?}");
+                }
+                Step::LeaveLink(_) | Step::HandFlowsToConntrack => prop_assert!(!epoch.is_on()),
+                _ => {}
+            }
+            state.record(step);
+        }
+        prop_assert_eq!(state.direct.is_on(), matches!(after.node.link_path, LinkPath::Direct { .. }));
+        prop_assert_eq!(state.direct_links, after.node.direct_links);
     }
 
     /// The connections that the other mode left to conntrack may have ended, and a new one may have
@@ -212,7 +242,7 @@ proptest! {
     fn programs_forget_passed_flows_when_another_mode_did_not_finish_its_takeover(
         snapshot in testing::snapshot()
     ) {
-        prop_assume!(snapshot.node.link_path == LinkPath::Programs && !snapshot.node.links.is_empty());
+        prop_assume!(!is_netfilter(&snapshot) && !snapshot.node.links.is_empty());
         let mut state = restarted(&programmed(&snapshot));
         state.new_flows = NewFlows::Leave as u16;
         let changes = plan(&state, &snapshot, &Dirty::everything());

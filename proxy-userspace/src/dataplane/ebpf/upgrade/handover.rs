@@ -8,7 +8,7 @@
 //! the senders retransmit them. Once conntrack has the connection, the programs pass all its
 //! packets.
 
-use std::{net::SocketAddr, path::Path, time::Duration};
+use std::{net::SocketAddr, ops::RangeInclusive, path::Path, time::Duration};
 
 use aya::{
     Pod,
@@ -27,6 +27,7 @@ use proxy_common::{
 use super::super::{
     State,
     maps::{self, open_pinned},
+    plan::step::DirectEpoch,
 };
 use crate::{
     kernel::{
@@ -110,12 +111,14 @@ pub(crate) fn leave_flows(pins: &PinDir, state: &State) -> Result<usize, KernelE
     let mut count = 0;
     for family in IpFamily::ALL {
         conntrack::for_each_connection(family, Protocol::Udp, &mut |udp| {
+            flows.reserve_source(&udp.tracked);
             if let Some(service) = service_of(&udp.tracked, state) {
                 flows.leave(udp, service);
                 count += 1;
             }
         })?;
         conntrack::for_each_connection(family, Protocol::Tcp, &mut |tcp| {
+            flows.reserve_source(&tcp.tracked);
             let vip = tcp.tracked.original.destination;
             if tcp.is_half_open() && tcp.tracked.is_dnat && service_at(vip, Protocol::Tcp, state).is_some() {
                 flows.leave_half_open(tcp.tracked.original);
@@ -147,7 +150,11 @@ fn service_at(vip: SocketAddr, protocol: Protocol, state: &State) -> Option<u32>
 /// then knows that conntrack has flows that the programs do not know.
 fn leave_new_flows(pins: &PinDir) -> Result<(), KernelError> {
     let mut node: Array<MapData, NodeValue> = open_pinned(pins.path(), "node")?;
-    maps::update_node(&mut node, |node| node.new_flows = NewFlows::Leave as u16)
+    maps::update_node(&mut node, |node| {
+        node.new_flows = NewFlows::Leave as u16;
+        // Packets on the direct path would not be held.
+        node.direct_epoch = DirectEpoch(node.direct_epoch).off().0;
+    })
 }
 
 /// Removes all entries of a map.
@@ -162,13 +169,18 @@ struct Flows {
     assured: HashMap<MapData, FlowKey, Flow>,
     unassured: HashMap<MapData, FlowKey, Flow>,
     prefilter: MappedWords,
+    /// The source ports of the flows that the programs masquerade.
+    ports: RangeInclusive<u16>,
     /// When the maps were opened, on the monotonic clock.
     opened: Duration,
 }
 
 impl Flows {
     fn open(pins: &PinDir) -> Result<Self, KernelError> {
+        let node: Array<MapData, NodeValue> = open_pinned(pins.path(), "node")?;
+        let node = node.get(&0, 0).map_err(KernelError::bpf("read", "map node"))?;
         Ok(Self {
+            ports: node.first_port..=node.last_port,
             assured: open_pinned(pins.path(), "flows")?,
             unassured: open_pinned(pins.path(), "unassured_flows")?,
             prefilter: pins.mapped("prefilter", PrefilterTable::LENGTH)?,
@@ -246,6 +258,24 @@ impl Flows {
         let used_ns =
             last_packet(self.opened, flow.lifetime(Protocol::Udp), udp.expires_after(), entry.as_ref());
         self.put_entry(Protocol::Udp, original, Flow { used_ns, ..flow });
+    }
+
+    /// Keeps the source port of a connection that netfilter masqueraded, or that the programs
+    /// masqueraded until conntrack took it over, if they could give it to another flow.
+    fn reserve_source(&mut self, TrackedConnection { protocol, original, reply, .. }: &TrackedConnection) {
+        let is_masqueraded = reply.destination.ip() != original.source.ip();
+        if !is_masqueraded || !self.ports.contains(&reply.destination.port()) {
+            return;
+        }
+        let key = key(Direction::MasqueradeReply, *protocol, *reply);
+        if self.entry(&key).is_some() {
+            return;
+        }
+        let used_ns = clock::nanos(self.opened).max(1);
+        let flow = Flow { used_ns, ..untranslated_flow(*protocol, *reply, 0) };
+        if let Err(error) = self.assured.insert(key, flow, 0) {
+            tracing::debug!(%error, "cannot reserve the source port of a connection: its replies may be lost");
+        }
     }
 
     /// Passes the packets of a TCP connection that conntrack translates, unless the programs

@@ -133,6 +133,17 @@ pub(super) fn write_tuple(kind: c_int, protocol: Protocol, tuple: AddressPair, t
     });
 }
 
+/// Conntrack accepts packets outside the TCP window, because it does not know the window.
+const IP_CT_TCP_FLAG_BE_LIBERAL: u8 = 1 << 3;
+
+/// Writes that conntrack compares sequence numbers of neither direction with a window.
+pub(super) fn write_liberal(to: &mut MessageBuffer) {
+    // struct nf_ct_tcp_flags: the flags, and a mask of the flags to set.
+    for kind in [CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, CTA_PROTOINFO_TCP_FLAGS_REPLY] {
+        to.bytes(kind, &[IP_CT_TCP_FLAG_BE_LIBERAL, IP_CT_TCP_FLAG_BE_LIBERAL]);
+    }
+}
+
 /// Writes an address as the attribute of its family.
 pub(super) fn write_address([v4, v6]: [c_int; 2], address: IpAddr, to: &mut MessageBuffer) {
     match address {

@@ -5,7 +5,7 @@
 mod disturbances;
 mod footprint;
 
-use std::{path::Path, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_yaml_ng::Mapping;
@@ -23,7 +23,7 @@ use self::{
     footprint::Footprint,
 };
 use super::{
-    Check,
+    Arguments, Check,
     leftovers::{KernelState, PinnedObjects},
     load::{self, Client},
     phases::ENDPOINT_SETS,
@@ -71,17 +71,18 @@ struct Soak {
 }
 
 /// Runs the test. The seed decides the order of the disturbances whose name contains `only`.
-pub(super) fn run(shunt: &Path, minutes: u64, seed: Option<u64>, only: &str) -> Result<Vec<Check>> {
+pub(super) fn run(arguments: &Arguments, minutes: u64) -> Result<Vec<Check>> {
+    let Arguments { seed, only, .. } = arguments;
     let mut order = Disturbances {
         of_round: Disturbance::ALL
             .into_iter()
-            .filter(|disturbance| disturbance.name().contains(only))
+            .filter(|disturbance| disturbance.name().contains(&**only))
             .collect(),
         random: fastrand::Rng::with_seed(seed.unwrap_or_else(|| fastrand::u64(..))),
     };
     ensure!(!order.of_round.is_empty(), "--only {only:?}: no disturbance has this in its name");
     println!("        --seed {}", order.random.get_seed());
-    let (mut soak, before) = build(shunt)?;
+    let (mut soak, before) = build(arguments)?;
     let checks = soak.run(Duration::from_mins(minutes), &mut order, &before);
     if checks.as_ref().map_or(true, |checks| checks.iter().any(|check| !check.failures.is_empty())) {
         eprintln!("the end of the proxy's log:\n{}", soak.proxy.log_tail(40));
@@ -89,8 +90,8 @@ pub(super) fn run(shunt: &Path, minutes: u64, seed: Option<u64>, only: &str) -> 
     checks
 }
 
-fn build(shunt: &Path) -> Result<(Soak, KernelState)> {
-    let shunt = shunt.canonicalize().context("--shunt")?;
+fn build(arguments: &Arguments) -> Result<(Soak, KernelState)> {
+    let shunt = arguments.shunt.canonicalize().context("--shunt")?;
     let mut world = World::build(&Host::ALL, &std::env::current_exe()?)?;
     world.move_out_of_cgroup(Host::A2)?;
     // Answers to forged sources leave the node.
@@ -103,7 +104,8 @@ fn build(shunt: &Path) -> Result<(Soak, KernelState)> {
         cluster.apply_all(text)?;
     }
     let fields: Mapping = serde_yaml_ng::from_str(FIELDS)?;
-    let proxy = Proxy::new(&world, &shunt, "ebpf", &cluster, &fields)?;
+    let mut proxy = Proxy::new(&world, &shunt, "ebpf", &cluster, &fields)?;
+    arguments.set_masquerading(&mut proxy);
     let clients = load::clients(&mut world)?;
     let soak = Soak { proxy, clients, cluster, world, fields, sets: 0, since: Stopwatch::start() };
     soak.set_endpoints(ENDPOINT_SETS[0])?;

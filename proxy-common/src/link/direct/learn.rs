@@ -1,0 +1,177 @@
+//! Learns what the stack does with a flow from a packet that leaves.
+
+use super::{LEASE_NS, class_and_hops, epoch, is_plain, longest};
+use crate::{
+    Protocol,
+    checksum::Difference,
+    layout::{DirectFlow, DirectKey, DirectState, Direction, Endpoint, Flow, FlowKey, flow_state},
+    packet::{Frame, Packet, Tuple},
+    tables::Tables,
+};
+
+/// A flow is learned if its time is at least this old. So it is not about to end: the programs
+/// write the time when a connection begins and ends.
+const LEARN_AFTER_NS: u64 = 5_000_000;
+
+/// The time after which userspace is asked again.
+const ASK_AGAIN_NS: u64 = 1_000_000_000;
+
+/// How a packet that leaves came in, and what is known of its flow.
+struct Passage {
+    /// The key of packets of this direction as they come in.
+    key: DirectKey,
+    service: u32,
+    state: u32,
+    used_ns: u64,
+    to_endpoint: bool,
+}
+
+/// Learns from a packet that came in on a link of the direct path, went through the stack, and is
+/// translated now. `packet` is read again.
+#[inline(never)]
+pub(in super::super) fn learn<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut Packet) {
+    if frame.mark() == 0 && tables.is_direct_link(frame.ingress_link()) && packet.read(frame).is_some() {
+        let _ = learn_from(frame, tables, packet);
+    }
+}
+
+/// Returns `None` if nothing can be learned.
+#[inline(always)]
+fn learn_from<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> Option<()> {
+    let protocol = Protocol::of_packet(packet.proto)?;
+    let ports = packet.ports(frame)?;
+    let key = DirectKey::new(protocol, packet.tuple(ports));
+    let mut passage = Passage { key, service: 0, state: 0, used_ns: 0, to_endpoint: false };
+    if is_plain(frame, packet)
+        && find_passage(tables, protocol, &mut passage)
+        && may_be_learned(protocol, &passage)
+    {
+        write(frame, tables, packet, ports, &passage);
+    }
+    Some(())
+}
+
+/// Writes the entry for packets of this direction, if it is time.
+#[inline(never)]
+fn write<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, ports: [u16; 2], passage: &Passage) {
+    let _ = try_write(frame, tables, packet, ports, passage);
+}
+
+#[inline(always)]
+fn try_write(
+    frame: &impl Frame,
+    tables: &impl Tables,
+    packet: &Packet,
+    ports: [u16; 2],
+    passage: &Passage,
+) -> Option<()> {
+    let (key, now_ns) = (&passage.key, tables.now_ns());
+    let known = tables.direct_progress(key);
+    if known.is_none() && now_ns.saturating_sub(passage.used_ns) < LEARN_AFTER_NS {
+        return None;
+    }
+    let is_connection = key.proto == Protocol::Tcp.number();
+    let is_approved = known.state == DirectState::Approved as u8 || known.is_none() && !is_connection;
+    if !is_approved && (now_ns < known.until_ns || !tables.request_direct(key)) {
+        return None;
+    }
+    let (state, valid_ns) =
+        if is_approved { (DirectState::Approved, LEASE_NS) } else { (DirectState::Pending, ASK_AGAIN_NS) };
+    let longest = longest(frame, packet, is_connection)?;
+    let flow = DirectFlow {
+        source: Endpoint::new(packet.source, ports[0]),
+        destination: Endpoint::new(packet.destination, ports[1]),
+        hardware: frame.load(0)?,
+        in_link: frame.ingress_link(),
+        out_link: frame.link(),
+        service: passage.service,
+        addresses: difference_of_addresses(key, packet).wsum(),
+        ports: difference_of_ports(key, ports).wsum(),
+        longest: if longest < known.longest { known.longest } else { longest },
+        priority: frame.priority(),
+        acknowledged: known.acknowledged,
+        traffic_class: class_and_hops(frame, packet)?.0,
+        state: state as u8,
+        to_endpoint: u8::from(passage.to_endpoint),
+        zero: 0,
+        epoch: epoch(tables),
+        until_ns: now_ns + valid_ns,
+    };
+    tables.put_direct_flow(key, &flow);
+    Some(())
+}
+
+/// Finds out how a packet came in. It leaves with the addresses and ports of the key.
+#[inline(never)]
+fn find_passage<T: Tables>(tables: &T, protocol: Protocol, passage: &mut Passage) -> bool {
+    let Passage { key, .. } = passage;
+    let left = Tuple { source: key.source, destination: key.destination };
+    // Packets of the reply direction leave from the VIP to the client.
+    let original = FlowKey::new(Direction::Original, protocol, left.swapped());
+    if let Some(flow) = tables.flow(&original) {
+        let Some(source) = source_at_endpoint(tables, &original, &flow) else { return false };
+        (key.source, key.destination) = (flow.destination, source);
+        (passage.service, passage.state, passage.used_ns) = (flow.service, flow.state, flow.used_ns);
+        return true;
+    }
+    // Packets of the original direction leave for the endpoint, from the client or masqueraded.
+    let mut reply = FlowKey::new(Direction::MasqueradeReply, protocol, left.swapped());
+    if let Some(flow) = tables.flow(&reply) {
+        reply.destination = flow.destination;
+    }
+    reply.direction = Direction::Reply as u8;
+    let Some(flow) = tables.flow(&reply) else { return false };
+    (key.source, key.destination) = (flow.destination, flow.source);
+    (passage.service, passage.state, passage.used_ns) = (flow.service, flow.state, flow.used_ns);
+    passage.to_endpoint = true;
+    true
+}
+
+/// Returns the source that the endpoint sees. `None` if netfilter chose it.
+#[inline(always)]
+fn source_at_endpoint(tables: &impl Tables, original: &FlowKey, flow: &Flow) -> Option<Endpoint> {
+    if flow.state & flow_state::MASQUERADE == 0 {
+        return Some(flow.source);
+    }
+    let masquerade = FlowKey {
+        source: flow.source,
+        destination: flow.destination,
+        direction: Direction::Masquerade as u8,
+        ..*original
+    };
+    tables.flow(&masquerade).map(|flow| flow.source)
+}
+
+/// Returns the key of packets of the endpoint on the direct path. `key` and `flow` are of the
+/// original direction.
+#[inline(always)]
+pub(super) fn reply_key(tables: &impl Tables, key: &FlowKey, flow: &Flow) -> Option<DirectKey> {
+    let destination = source_at_endpoint(tables, key, flow)?;
+    Some(DirectKey { source: flow.destination, destination, proto: key.proto, zero: [0; 3] })
+}
+
+/// Returns true if a flow may take the direct path: both sides have answered, neither closes, and no
+/// other program or netfilter translates it.
+#[inline(always)]
+fn may_be_learned(protocol: Protocol, passage: &Passage) -> bool {
+    const ESTABLISHED: u32 = flow_state::REPLIED | flow_state::ASSURED;
+    const NOT: u32 = flow_state::CLIENT_CLOSED
+        | flow_state::ENDPOINT_CLOSED
+        | flow_state::RESET
+        | flow_state::SYN_UNANSWERED
+        | flow_state::PASS
+        | flow_state::HELD
+        | flow_state::LEFT;
+    matches!(protocol, Protocol::Tcp | Protocol::Udp) && passage.state & (ESTABLISHED | NOT) == ESTABLISHED
+}
+
+#[inline(always)]
+const fn difference_of_addresses(key: &DirectKey, left: &Packet) -> Difference {
+    Difference::of_addresses(&key.source.addr, &left.source)
+        .and(Difference::of_addresses(&key.destination.addr, &left.destination))
+}
+
+#[inline(always)]
+const fn difference_of_ports(key: &DirectKey, [source, destination]: [u16; 2]) -> Difference {
+    Difference::of_ports(key.source.port, source).and(Difference::of_ports(key.destination.port, destination))
+}

@@ -1,0 +1,271 @@
+//! The direct path: a packet of a known flow leaves on another link at once, without the stack.
+//!
+//! What the stack does with a flow is not computed but observed: the program on the link where a
+//! packet leaves notes addresses, links and priority of what came out ([`learn`]). For half a second
+//! the program on the link where packets come in does the same with them. Then a packet goes
+//! through the stack again. So no rule, route or neighbour has to be watched: if one of them
+//! changes, flows follow within that time. A firewall that drops that packet ends the direct path.
+
+mod learn;
+
+pub(super) use self::learn::learn;
+use super::{Notes, Outcome, count_drop, ip_length, may_be_endpoint, may_be_vip};
+use crate::{
+    Protocol,
+    checksum::Difference,
+    layout::{Counter, DirectFlow, DirectKey, DirectState, Flow, FlowKey, ProgramError, ServiceEvent},
+    packet::{Fragment, Frame, IpVersion, Packet, Tuple},
+    rewrite::TransportChecksum,
+    tables::Tables,
+};
+
+/// How long packets of a flow take the direct path after one that went through the stack.
+const LEASE_NS: u64 = 500_000_000;
+
+/// The bytes of the Ethernet header.
+const ETHERNET_HEADER: u32 = 14;
+
+/// One in so many packets of a flow that is not on the direct path may be learned from. Short
+/// connections then do not pay for it.
+const SAMPLE: u32 = 8;
+
+impl DirectKey {
+    /// Returns the key of packets with these addresses as they come in.
+    #[inline(always)]
+    pub const fn new(protocol: Protocol, tuple: Tuple) -> Self {
+        Self { source: tuple.source, destination: tuple.destination, proto: protocol.number(), zero: [0; 3] }
+    }
+}
+
+impl DirectFlow {
+    /// Returns true if userspace permits the direct path.
+    #[inline(always)]
+    pub const fn is_approved(&self) -> bool {
+        self.state == DirectState::Approved as u8
+    }
+}
+
+/// What an entry of the direct path keeps when it is written again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirectProgress {
+    /// [`DirectFlow::until_ns`], or 0 if there is no entry.
+    pub until_ns: u64,
+    /// [`DirectFlow::longest`].
+    pub longest: u32,
+    /// [`DirectFlow::acknowledged`].
+    pub acknowledged: u32,
+    /// [`DirectFlow::state`].
+    pub state: u8,
+}
+
+impl DirectProgress {
+    /// Returns what an entry keeps.
+    #[inline(always)]
+    pub const fn of(flow: &DirectFlow) -> Self {
+        let DirectFlow { until_ns, longest, acknowledged, state, .. } = *flow;
+        Self { until_ns, longest, acknowledged, state }
+    }
+
+    #[inline(always)]
+    const fn is_none(&self) -> bool {
+        self.until_ns == 0
+    }
+}
+
+/// Returns true if packets may take the direct path.
+#[inline(always)]
+pub(super) fn is_on(tables: &impl Tables) -> bool {
+    tables.node().is_some_and(|node| node.is_direct())
+}
+
+#[inline(always)]
+fn epoch(tables: &impl Tables) -> u64 {
+    tables.node().map_or(0, |node| node.direct_epoch)
+}
+
+/// Handles a packet that comes in and may belong to a flow on the direct path. If it does not,
+/// [`Outcome::Proceed`] sends it through the stack.
+#[inline(never)]
+pub(super) fn forward<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    protocol: Protocol,
+    ports: [u16; 2],
+) -> Outcome {
+    if may_be_vip(tables, &packet.destination, ports[1]) || may_be_endpoint(tables, &packet.source, ports[0])
+    {
+        pass_on(frame, tables, packet, protocol, ports)
+    } else {
+        Outcome::Proceed
+    }
+}
+
+/// Handles a packet of a Service.
+#[inline(always)]
+fn pass_on(
+    frame: &impl Frame,
+    tables: &impl Tables,
+    packet: &Packet,
+    protocol: Protocol,
+    ports: [u16; 2],
+) -> Outcome {
+    let Some((tcp, acknowledged)) = packet.tcp_answer(frame, protocol) else { return Outcome::Proceed };
+    let key = DirectKey::new(protocol, packet.tuple(ports));
+    let is_plain = !protocol.is_connection_oriented() || tcp.is_plain();
+    let Some(flow) = tables.direct_flow(&key, tcp, acknowledged) else {
+        if is_plain && tables.random().is_multiple_of(SAMPLE) {
+            Notes::leave(frame, Notes::LEARN);
+        }
+        return Outcome::Proceed;
+    };
+    if !is_plain {
+        // A segment that begins or ends a connection. The next connection may have another
+        // endpoint.
+        tables.remove_direct_flow(&key);
+        return Outcome::Proceed;
+    }
+    let Some(hops) = is_like(frame, tables, packet, protocol, &flow) else {
+        Notes::leave(frame, Notes::LEARN);
+        return Outcome::Proceed;
+    };
+    if rewrite(frame, packet, protocol, &flow, hops).is_none() {
+        tables.count_error(ProgramError::NotRewritten);
+        return count_drop(tables, Counter::NotRewritten);
+    }
+    let bytes = ip_length(frame, packet);
+    let event =
+        if flow.to_endpoint != 0 { ServiceEvent::ToEndpoint(bytes) } else { ServiceEvent::ToClient(bytes) };
+    tables.count_service(flow.service, event);
+    frame.set_priority(flow.priority);
+    Notes::leave(frame, Notes::FORWARDED);
+    frame.redirect(flow.out_link);
+    Outcome::Redirect
+}
+
+/// Returns the number of hops that are left if the stack would do with a packet what it did with
+/// the last one of the flow.
+#[inline(always)]
+fn is_like(
+    frame: &impl Frame,
+    tables: &impl Tables,
+    packet: &Packet,
+    protocol: Protocol,
+    flow: &DirectFlow,
+) -> Option<u8> {
+    let (traffic_class, hops) = class_and_hops(frame, packet)?;
+    let is_like = flow.is_approved()
+        && flow.epoch == epoch(tables)
+        && tables.now_ns() < flow.until_ns
+        && flow.in_link == frame.link()
+        && flow.traffic_class == traffic_class
+        && hops > 1
+        && frame.mark() == 0
+        && is_plain(frame, packet)
+        && longest(frame, packet, protocol.is_connection_oriented())? <= flow.longest;
+    is_like.then_some(hops)
+}
+
+/// Returns true for a whole packet without options and without a VLAN tag.
+#[inline(always)]
+fn is_plain(frame: &impl Frame, packet: &Packet) -> bool {
+    let has_tag = packet.header != ETHERNET_HEADER || frame.has_vlan_tag();
+    matches!(packet.fragment, Fragment::Whole) && packet.has_plain_header() && !has_tag
+}
+
+/// Returns traffic class and hop limit.
+#[inline(always)]
+fn class_and_hops(frame: &impl Frame, packet: &Packet) -> Option<(u8, u8)> {
+    match packet.version {
+        IpVersion::V4 => {
+            let [_, class, _, _, _, _, _, _, hops] = frame.load(packet.header)?;
+            Some((class, hops))
+        }
+        IpVersion::V6 => {
+            let [a, b, _, _, _, _, _, hops] = frame.load(packet.header)?;
+            Some((a << 4 | b >> 4, hops))
+        }
+    }
+}
+
+/// Returns the bytes of the packet, or of its longest segment if the kernel will cut it.
+#[inline(always)]
+fn longest(frame: &impl Frame, packet: &Packet, is_connection: bool) -> Option<u32> {
+    const UDP_HEADER: u32 = 8;
+    let segment = frame.segment_size();
+    if segment == 0 {
+        return Some(ip_length(frame, packet));
+    }
+    let header = if is_connection { packet.tcp_header(frame)? } else { UDP_HEADER };
+    Some(packet.payload - packet.header + header + segment)
+}
+
+/// Does with a packet what the programs and the stack did with the last one. Returns `None` if the
+/// kernel has no memory. The packet may then be partly changed.
+#[inline(always)]
+fn rewrite(
+    frame: &impl Frame,
+    packet: &Packet,
+    protocol: Protocol,
+    flow: &DirectFlow,
+    hops: u8,
+) -> Option<()> {
+    let (addresses, ports) = (Difference::from_wsum(flow.addresses), Difference::from_wsum(flow.ports));
+    let checksum = TransportChecksum::of(frame, packet, protocol)?;
+    frame.store::<12>(0, &flow.hardware)?;
+    match packet.version {
+        IpVersion::V4 => store_v4(frame, packet, flow, hops, addresses)?,
+        IpVersion::V6 => store_v6(frame, packet, flow, hops)?,
+    }
+    checksum.fix(frame, packet.version, addresses, ports)
+}
+
+/// Writes hop limit, checksum, addresses and ports, which are adjacent.
+#[inline(always)]
+fn store_v4(
+    frame: &impl Frame,
+    packet: &Packet,
+    flow: &DirectFlow,
+    hops: u8,
+    addresses: Difference,
+) -> Option<()> {
+    let hop = Difference::of_bytes([hops, packet.proto], [hops - 1, packet.proto]);
+    let [source, destination] =
+        [&flow.source, &flow.destination].map(|end| end.addr.words()[3].to_ne_bytes());
+    let [a, b] = addresses.and(hop).apply(packet.checksum);
+    let first =
+        u64::from_ne_bytes([hops - 1, packet.proto, a, b, source[0], source[1], source[2], source[3]]);
+    let ports = u64::from(flow.source.port.to_be()) << 32 | u64::from(flow.destination.port.to_be()) << 48;
+    let second = u64::from(u32::from_le_bytes(destination)) | ports;
+    let bytes = u128::from(first) | u128::from(second) << 64;
+    frame.store::<16>(packet.header + 8, &bytes.to_le_bytes())
+}
+
+/// Writes hop limit, addresses and ports. No checksum covers the hop limit, so a sum of the
+/// hardware changes with it.
+#[inline(always)]
+fn store_v6(frame: &impl Frame, packet: &Packet, flow: &DirectFlow, hops: u8) -> Option<()> {
+    frame.store(packet.header + 7, &[hops - 1])?;
+    frame.update_hardware_checksum(Difference::of_bytes([packet.proto, hops], [packet.proto, hops - 1]));
+    frame.store(packet.header + 8, &flow.source.addr.octets)?;
+    frame.store(packet.header + 24, &flow.destination.addr.octets)?;
+    let ports = u32::from(flow.source.port.to_be()) | u32::from(flow.destination.port.to_be()) << 16;
+    frame.store(packet.payload, &ports.to_le_bytes())
+}
+
+/// Returns true for the sequence number of a reset that the endpoint may accept, by its last
+/// segment on the direct path. `key` and `flow` are of the original direction.
+#[inline(never)]
+pub(super) fn expects<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, sequence: u32) -> bool {
+    const UNACKNOWLEDGED: u32 = 1 << 16;
+    if !is_on(tables) {
+        return false;
+    }
+    let Some(reply) = learn::reply_key(tables, key, flow) else { return false };
+    // No `Option`: LLVM would leave the number undefined, and the verifier does not permit that.
+    let progress = tables.direct_progress(&reply);
+    !progress.is_none() && sequence.wrapping_sub(progress.acknowledged) < UNACKNOWLEDGED
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+//! The direct path: what packets of learned flows become. [`crate::link::direct`] tests what is
+//! learned, because no test frame can have a note in the kernel.
+
+use super::{Fixture, PROTOCOLS, scenarios};
+use crate::{
+    Protocol,
+    checksum::Difference,
+    layout::{DirectFlow, DirectKey, DirectState, ServiceCounts},
+    packet::{TcpFlags, Tuple},
+    testing::{ChecksumState, Hook, InputFrame, LO, TestNode, TestPacket, node::endpoint},
+};
+
+const EPOCH: u64 = 7;
+const SERVICE: u32 = 42;
+const TO: [u8; 6] = [2, 1, 2, 3, 4, 5];
+const FROM: [u8; 6] = [2, 6, 7, 8, 9, 10];
+
+/// Returns the entry with which packets as `before` become packets as `after`.
+fn entry(before: &TestPacket, after: &TestPacket) -> (DirectKey, DirectFlow) {
+    let protocol = Protocol::from_number(before.protocol()).expect("the protocol of a flow");
+    let tuple = Tuple { source: endpoint(before.from), destination: endpoint(before.to) };
+    let (source, destination) = (endpoint(after.from), endpoint(after.to));
+    let addresses = Difference::of_addresses(&tuple.source.addr, &source.addr)
+        .and(Difference::of_addresses(&tuple.destination.addr, &destination.addr));
+    let ports = Difference::of_ports(tuple.source.port, source.port)
+        .and(Difference::of_ports(tuple.destination.port, destination.port));
+    let mut hardware = [0; 12];
+    hardware[..6].copy_from_slice(&after.to_mac);
+    hardware[6..].copy_from_slice(&after.from_mac);
+    let flow = DirectFlow {
+        source,
+        destination,
+        hardware,
+        in_link: LO,
+        out_link: 4_711,
+        service: SERVICE,
+        addresses: addresses.wsum(),
+        ports: ports.wsum(),
+        longest: 1_500,
+        priority: 0,
+        acknowledged: 0,
+        traffic_class: 0,
+        state: DirectState::Approved as u8,
+        to_endpoint: 1,
+        zero: 0,
+        epoch: EPOCH,
+        until_ns: u64::MAX,
+    };
+    (DirectKey::new(protocol, tuple), flow)
+}
+
+/// Returns a packet of a client on the direct path, and what it becomes. Every field changes.
+fn learned(node: &mut TestNode<'_>, protocol: Protocol) -> (TestPacket, TestPacket) {
+    node.config.node.direct_epoch = EPOCH;
+    let fixture = Fixture::new(node, protocol);
+    let before = fixture.next();
+    let source = super::addr(node.ip.node, 2_001);
+    let after = TestPacket { to_mac: TO, from_mac: FROM, hops: before.hops - 1, ..before.clone() };
+    let after = after.from(source).to(fixture.endpoint);
+    let (key, flow) = entry(&before, &after);
+    node.set_direct_flow(key, flow);
+    (before, after)
+}
+
+fn packets_of_a_learned_flow_leave_on_another_link(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let (before, after) = learned(node, protocol);
+        node.ingress(&before).is_redirected_as(&after);
+        let bytes_to_endpoints = before.to_ip_packet().len() as u64;
+        let counts = ServiceCounts { bytes_to_endpoints, ..ServiceCounts::NONE };
+        assert_eq!(node.service_counts(SERVICE), counts);
+        node.wait(0);
+    }
+}
+
+fn sum_of_the_hardware_stays_correct_on_the_direct_path(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let (before, after) = learned(node, protocol);
+        let frame = InputFrame { checksum: ChecksumState::Complete, ..InputFrame::new(before.to_frame()) };
+        // Kernels before 6.18 accept no such frame.
+        if let Some(result) = node.run(Hook::Ingress, &frame) {
+            result.is_redirected_as(&after);
+        }
+    }
+}
+
+fn datagram_without_a_checksum_gets_none_on_the_direct_path(node: &mut TestNode<'_>) {
+    let (before, after) = learned(node, Protocol::Udp);
+    let without = |packet: TestPacket| TestPacket { checksum: Some([0; 2]), ..packet };
+    node.ingress(&without(before)).is_redirected_as(&without(after));
+}
+
+fn unusual_packets_of_a_learned_flow_are_translated_and_go_through_the_stack(node: &mut TestNode<'_>) {
+    let (before, after) = learned(node, Protocol::Udp);
+    let to = after.to;
+    let translated = |packet: &TestPacket| packet.clone().to(to);
+    for packet in [
+        TestPacket { hops: 1, ..before.clone() },
+        TestPacket { traffic_class: 0xb8, ..before.clone() },
+        TestPacket { vlan_tags: [0x8100].to_vec(), ..before.clone() },
+        before.clone().fragment(7, 0..16),
+    ] {
+        node.ingress(&packet).becomes(&translated(&packet));
+    }
+    let longer = InputFrame { segments: Some((1_473, 2)), ..InputFrame::new(before.to_frame()) };
+    if let Some(result) = node.run(Hook::Ingress, &longer) {
+        result.becomes(&translated(&before));
+    }
+    node.ingress(&before).is_redirected_as(&after);
+}
+
+fn end_of_a_connection_ends_its_direct_path(node: &mut TestNode<'_>) {
+    let (before, after) = learned(node, Protocol::Tcp);
+    let begin = before.clone().flags(TcpFlags::SYN_ALONE);
+    node.ingress(&begin).becomes(&begin.clone().to(after.to));
+    node.ingress(&before).becomes(&before.to(after.to));
+}
+
+scenarios! {
+    packets_of_a_learned_flow_leave_on_another_link,
+    sum_of_the_hardware_stays_correct_on_the_direct_path,
+    datagram_without_a_checksum_gets_none_on_the_direct_path,
+    unusual_packets_of_a_learned_flow_are_translated_and_go_through_the_stack,
+    end_of_a_connection_ends_its_direct_path,
+}

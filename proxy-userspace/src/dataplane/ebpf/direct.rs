@@ -1,0 +1,113 @@
+//! Approves TCP connections for the direct path, on a thread of its own.
+//!
+//! Conntrack does not see segments on the direct path. When a later segment goes through the stack,
+//! its sequence number may be outside the window that conntrack knows, and rules may drop it as
+//! invalid. So conntrack is told first to accept any sequence number of the connection, as it does
+//! itself for a connection that began before it tracked connections.
+
+use std::{net::SocketAddr, path::Path};
+
+use aya::maps::{HashMap, MapData};
+use proxy_common::layout::{DirectFlow, DirectKey, DirectState, Direction, Endpoint, Flow, FlowKey};
+
+use super::maps::open_pinned;
+use crate::kernel::{
+    KernelError,
+    bpf::{Object, RingReader, Wakeup},
+    conntrack::{AddressPair, LiberalConnections},
+    spawn,
+};
+
+/// `BPF_EXIST`: an entry that the programs removed stays removed.
+const ONLY_EXISTING: u64 = 2;
+
+/// The thread that approves connections. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct DirectApprover(Wakeup);
+
+impl DirectApprover {
+    /// Starts the thread, with the maps that are pinned in `directory`.
+    pub(super) fn start(object: &mut Object, directory: &Path) -> Result<Self, KernelError> {
+        let mut requests = RingReader::new(object, "direct_requests")?;
+        let mut approval = Approval {
+            flows: open_pinned(directory, "flows")?,
+            direct_flows: open_pinned(directory, "direct_flows")?,
+            conntrack: None,
+            is_failing: false,
+        };
+        let end = Wakeup::new()?;
+        let ended = end.clone();
+        spawn("direct-path", move || {
+            while let Ok(true) = requests.wait(&ended) {
+                requests.read(|key| approval.decide(&key));
+            }
+        })?;
+        Ok(Self(end))
+    }
+}
+
+impl Drop for DirectApprover {
+    fn drop(&mut self) {
+        self.0.wake();
+    }
+}
+
+/// Approves connections.
+struct Approval {
+    flows: HashMap<MapData, FlowKey, Flow>,
+    direct_flows: HashMap<MapData, DirectKey, DirectFlow>,
+    /// Opened for the first request.
+    conntrack: Option<LiberalConnections>,
+    /// The last request failed, and that was logged.
+    is_failing: bool,
+}
+
+impl Approval {
+    /// Approves a connection, unless it ended meanwhile. After an error, the programs ask again.
+    fn decide(&mut self, key: &DirectKey) {
+        let Ok(flow) = self.direct_flows.get(key, 0) else { return };
+        let Some(original) = self.seen_by_conntrack(key, &flow) else { return };
+        match self.accept_any_sequence(original) {
+            Ok(()) => {
+                self.is_failing = false;
+                let approved = DirectFlow { state: DirectState::Approved as u8, until_ns: 1, ..flow };
+                // The programs may have removed it.
+                let _ = self.direct_flows.insert(key, approved, ONLY_EXISTING);
+            }
+            Err(error) => {
+                self.conntrack = None;
+                if !std::mem::replace(&mut self.is_failing, true) {
+                    tracing::warn!(%error, "cannot prepare a connection for the direct path: its packets go through the stack");
+                }
+            }
+        }
+    }
+
+    /// Returns the original direction of a connection as conntrack sees it: after the programs
+    /// translated the destination, and before they translate the source.
+    fn seen_by_conntrack(&self, key: &DirectKey, flow: &DirectFlow) -> Option<AddressPair> {
+        let (client, vip) = if flow.to_endpoint != 0 {
+            (key.source, key.destination)
+        } else {
+            (flow.destination, flow.source)
+        };
+        let direction = Direction::Original as u8;
+        let original = FlowKey { source: client, destination: vip, proto: key.proto, direction, zero: 0 };
+        let Flow { source, destination, .. } = self.flows.get(&original, 0).ok()?;
+        Some(AddressPair { source: socket_addr(source), destination: socket_addr(destination) })
+    }
+
+    /// A connection that conntrack does not have is not tracked. If that begins, conntrack accepts
+    /// any sequence number by itself.
+    fn accept_any_sequence(&mut self, original: AddressPair) -> Result<(), KernelError> {
+        let conntrack = match &mut self.conntrack {
+            Some(conntrack) => conntrack,
+            none => none.insert(LiberalConnections::open()?),
+        };
+        conntrack.accept(original).map(drop)
+    }
+}
+
+fn socket_addr(Endpoint { addr, port, .. }: Endpoint) -> SocketAddr {
+    SocketAddr::new(addr.into(), port)
+}

@@ -1,0 +1,156 @@
+//! Plans what concerns the node as a whole: its addresses, links and sockets.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proxy_common::{
+    Addr,
+    layout::{BridgeAddress, NewFlows},
+};
+
+use super::{
+    super::links::{HookState, LinkHook},
+    Planner,
+    step::{MapEntry, Step},
+    translate,
+};
+use crate::{kernel::bpf::tc::Hook, model::LinkPath};
+
+impl Planner<'_> {
+    pub(super) fn node_addresses(&mut self) {
+        let addresses = self.node.node_port_addresses.iter();
+        let wanted = addresses.map(|address| Addr::from(*address).node_address()).collect();
+        self.difference(&self.state.node_addresses, &wanted, MapEntry::NodeAddress);
+    }
+
+    /// Plans how local clients are recognized. Returns true if that changes.
+    pub(super) fn local_clients(&mut self) -> bool {
+        let (state, node) = (self.state, self.node);
+        let (detection, sources) = translate::local_detection(node);
+        self.difference(&state.local_sources, &sources, MapEntry::LocalSource);
+        self.difference(&state.local_links, &node.local_links, MapEntry::LocalLink);
+        let mode_differs = state.local_detection != detection as u32;
+        // After the sources that it looks at, and before the Services that rely on it.
+        self.phases.additions.extend(mode_differs.then_some(Step::SetLocalDetection(detection)));
+        mode_differs || state.local_sources != sources
+    }
+
+    /// Plans which sockets are served. An exempt namespace is known before the scope relies on it,
+    /// and the addresses of its pod before its first packets to a VIP come in on a link.
+    pub(super) fn socket_scope(&mut self) {
+        let (state, node) = (self.state, self.node);
+        let sources = node.exempt_addresses.iter().map(|address| Addr::from(*address)).collect();
+        self.difference(&state.exempt_sources, &sources, MapEntry::ExemptSource);
+        let (scope, exempt) = translate::socket_scope(node);
+        self.difference(&state.exempt_netns, exempt, MapEntry::ExemptNetns);
+        let differs = state.socket_scope != scope as u16;
+        self.phases.additions.extend(differs.then_some(Step::SetSocketScope(scope)));
+    }
+
+    pub(super) fn bridge_ports(&mut self) {
+        let (node, state) = (self.node, self.state);
+        let ports = node.bridge_ports.iter();
+        let wanted = ports.map(|(index, bridge)| (*index, BridgeAddress::new(bridge.0))).collect();
+        self.value_difference(&state.bridge_ports, &wanted, MapEntry::BridgePort);
+    }
+
+    /// Plans the sources of masqueraded packets. If netfilter is to masquerade, its rules are
+    /// installed before the programs leave new flows to it.
+    pub(super) fn masquerade(&mut self) {
+        let (node, state) = (self.node, self.state);
+        let wanted = translate::masquerade_addresses(node);
+        self.value_difference(&state.masquerade_addresses, &wanted, MapEntry::MasqueradeAddress);
+        if node.masquerade.is_some() {
+            let addresses = |of: &BTreeMap<_, Addr>| of.values().copied().collect::<BTreeSet<Addr>>();
+            let gone = &addresses(&state.masquerade_addresses) - &addresses(&wanted);
+            self.phases.releases.extend(gone.into_iter().map(Step::ForgetSource));
+        }
+        let ports = node.masquerade.as_ref().map(|masquerade| masquerade.ports);
+        let fields = state.masquerade.after(ports);
+        if fields != state.masquerade {
+            let phase =
+                if ports.is_some() { &mut self.phases.additions } else { &mut self.phases.attachments };
+            phase.push(Step::SetMasquerade(fields));
+        }
+    }
+
+    /// Plans which flows take the direct path. It ends before anything else changes.
+    pub(super) fn direct_path(&mut self) {
+        let (node, state) = (self.node, self.state);
+        self.difference(&state.direct_links, &node.direct_links, MapEntry::DirectLink);
+        if matches!(node.link_path, LinkPath::Direct { .. }) {
+            self.direct_begins = !state.direct.is_on();
+        } else if state.direct.is_on() {
+            self.phases.additions.insert(0, Step::SetDirect(state.direct.off()));
+        }
+    }
+
+    /// Returns true if a new epoch of the direct path begins after the programs are on links and
+    /// entries are removed: datagrams must not reach an endpoint that is gone, or come in on a link
+    /// that others watch.
+    pub(super) fn begins_epoch(&self) -> bool {
+        let is_direct = matches!(self.node.link_path, LinkPath::Direct { .. }) && self.state.direct.is_on();
+        let ends_flows =
+            |step: &Step| matches!(step, Step::Remove(MapEntry::Member(_) | MapEntry::DirectLink(_)));
+        self.direct_begins || is_direct && self.phases.removals.iter().any(ends_flows)
+    }
+
+    /// Plans the programs on links. Until they are on all links, and the flows of conntrack are
+    /// known, netfilter keeps new flows: so far it may have translated all packets.
+    ///
+    /// The flows of conntrack are listed twice. Before the programs translate, the first list has
+    /// those that began without programs. Flows that begin during it are marked by the programs
+    /// (`flow_state::LEFT`), and the second list has them.
+    ///
+    /// The first step forgets the flows that an earlier process left to conntrack: their connections
+    /// may have ended. If another mode was interrupted while it took over, the programs are still on
+    /// the links. They have flows that were not handed over, and these flows stay.
+    pub(super) fn translate_on_links(&mut self) {
+        let (node, state) = (self.node, self.state);
+        let leaves = state.new_flows == NewFlows::Leave as u16;
+        let takes_over = leaves || state.links.is_empty() && !node.links.is_empty();
+        if takes_over {
+            let all = leaves && state.links.is_empty();
+            self.phases.attachments.push(Step::ForgetFlows { all });
+            if !leaves {
+                self.phases.attachments.push(Step::SetNewFlows(NewFlows::Leave));
+            }
+        }
+        for hook in [Hook::Egress, Hook::Ingress] {
+            for (&index, link) in &node.links {
+                let at = LinkHook { hook, index };
+                let is_right = match state.links.get(&at) {
+                    Some(HookState::Current(framing) | HookState::Displaced(framing)) => {
+                        *framing == link.framing
+                    }
+                    Some(HookState::LeftOut) => true,
+                    Some(HookState::Outdated) | None => false,
+                };
+                if !is_right {
+                    self.phases.attachments.push(Step::AttachLink(at, link.clone()));
+                }
+            }
+        }
+        let unwanted = state.links.keys().rev().filter(|at| !node.links.contains_key(&at.index));
+        self.phases.attachments.extend(unwanted.copied().map(Step::DetachLink));
+        if takes_over {
+            self.phases.attachments.extend([
+                Step::LeaveFlowsToConntrack,
+                Step::SetNewFlows(NewFlows::Translate),
+                Step::LeaveFlowsToConntrack,
+            ]);
+        }
+    }
+
+    /// Plans the removal of the programs from links, in the opposite order of their attachment.
+    /// Conntrack takes over their flows first.
+    pub(super) fn leave_links_to_netfilter(&mut self) {
+        let state = self.state;
+        if state.new_flows != NewFlows::Leave as u16 {
+            self.phases.attachments.push(Step::SetNewFlows(NewFlows::Leave));
+        }
+        if !state.links.is_empty() {
+            self.phases.attachments.push(Step::HandFlowsToConntrack);
+            self.phases.attachments.extend(state.links.keys().rev().copied().map(Step::LeaveLink));
+        }
+    }
+}
