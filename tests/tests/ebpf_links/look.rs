@@ -115,8 +115,11 @@ struct Nft(TempDir);
 impl Nft {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a directory");
+        // The tools of a virtual machine are elsewhere than those of a host.
+        let path = std::env::var_os("PATH").expect("a PATH");
+        let path = path.display();
         let script = format!(
-            "#!/bin/sh\nPATH=/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin\ncd {}\ntouch asked\n\
+            "#!/bin/sh\nPATH={path}\ncd {}\ntouch asked\n\
              for i in $(seq 500); do [ -e hold ] || break; sleep 0.01; done\n\
              nft \"$@\"\nstatus=$?\ncase \"$*\" in *ip6*) touch answered ;; esac\nexit $status\n",
             folder.path().display()

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     kernel::nftables::{Chain, Hook, Rule, Selector, Statement, Verdict},
-    model::{IpFamily, LocalTrafficDetector, NodeView, PortRange},
+    model::{IpFamily, LocalTrafficDetector, NodeView, PortRange, Protocol},
 };
 
 /// The name of the tables.
@@ -215,16 +215,24 @@ fn masquerading(settings: &RuleSettings) -> Vec<Rule> {
     let bit = settings.masquerade_mark;
     let hairpin =
         vec![Selector::Source, Selector::Destination, Selector::Protocol, Selector::DestinationPort];
-    let masquerade = match settings.masquerade_ports {
-        Some(PortRange { first, last }) => Statement::MasqueradeTo { first, last },
-        None => Statement::Masquerade,
+    let is_hairpin = [Statement::StatusDnat, Statement::InSet(hairpin, SharedSet::HairpinConnections.name())];
+    let masquerades = masquerades(settings.masquerade_ports);
+    let marked = masquerades.iter().map(|(protocol, masquerade)| {
+        let statements = [Statement::HasMark(bit)].into_iter().chain(protocol.clone());
+        Rule::new(statements.chain([Statement::ToggleMark(bit), masquerade.clone()]))
+    });
+    let hairpins = masquerades.iter().map(|(protocol, masquerade)| {
+        Rule::new(is_hairpin.iter().cloned().chain(protocol.clone()).chain([masquerade.clone()]))
+    });
+    marked.chain(hairpins).collect()
+}
+
+/// Returns the statements that masquerade, each with the protocol that it is for; `None` for all.
+/// Only protocols with ports have a range of them.
+fn masquerades(ports: Option<PortRange>) -> Vec<(Option<Statement>, Statement)> {
+    let of_ports = |PortRange { first, last }| {
+        let to = |protocol| (Some(Statement::Protocol(protocol)), Statement::MasqueradeTo { first, last });
+        [Protocol::Tcp, Protocol::Udp].map(to)
     };
-    vec![
-        Rule::new([Statement::HasMark(bit), Statement::ToggleMark(bit), masquerade.clone()]),
-        Rule::new([
-            Statement::StatusDnat,
-            Statement::InSet(hairpin, SharedSet::HairpinConnections.name()),
-            masquerade,
-        ]),
-    ]
+    ports.into_iter().flat_map(of_ports).chain([(None, Statement::Masquerade)]).collect()
 }

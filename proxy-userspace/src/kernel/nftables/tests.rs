@@ -68,7 +68,11 @@ fn rules(family: IpFamily) -> Vec<Rule> {
         vec![Statement::SourceIsLocal, Statement::Verdict(Verdict::Goto("there".into()))],
         vec![Statement::StateNew, Statement::Verdict(Verdict::Jump("there".into()))],
         vec![Statement::HasMark(0x4000), Statement::ToggleMark(0x4000), Statement::Masquerade],
-        vec![Statement::HasMark(0x4000), Statement::MasqueradeTo { first: 32_768, last: 65_535 }],
+        vec![
+            Statement::HasMark(0x4000),
+            Statement::Protocol(Protocol::Udp),
+            Statement::MasqueradeTo { first: 32_768, last: 65_535 },
+        ],
         vec![Statement::StatusDnat, Statement::OneIn(3), Statement::Reject],
         vec![Statement::VerdictMap(DESTINATION.into(), "service-ips".into())],
         vec![Statement::DnatByMap(slots, "service-endpoints".into())],
