@@ -119,10 +119,11 @@ impl Addr {
 mod user {
     use std::{
         fmt,
-        net::{IpAddr, Ipv4Addr, Ipv6Addr},
+        net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     };
 
     use super::Addr;
+    use crate::layout::Endpoint;
 
     impl From<IpAddr> for Addr {
         fn from(address: IpAddr) -> Self {
@@ -137,6 +138,18 @@ mod user {
         fn from(address: Addr) -> Self {
             let v6 = Ipv6Addr::from(address.octets);
             v6.to_ipv4_mapped().map_or(Self::V6(v6), |v4: Ipv4Addr| Self::V4(v4))
+        }
+    }
+
+    impl From<SocketAddr> for Endpoint {
+        fn from(address: SocketAddr) -> Self {
+            Self::new(address.ip().into(), address.port())
+        }
+    }
+
+    impl From<Endpoint> for SocketAddr {
+        fn from(endpoint: Endpoint) -> Self {
+            Self::new(endpoint.addr.into(), endpoint.port)
         }
     }
 

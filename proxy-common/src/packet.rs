@@ -122,6 +122,9 @@ impl Tuple {
     }
 }
 
+/// The bytes of an Ethernet header.
+pub const ETHERNET_HEADER: u32 = 14;
+
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_IPV6: u16 = 0x86dd;
 const ETH_P_8021Q: u16 = 0x8100;

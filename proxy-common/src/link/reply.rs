@@ -44,13 +44,23 @@ pub(super) fn transport<F: Frame, T: Tables>(
         }
         return Outcome::Proceed;
     };
-    if flow.is_closed() && tcp.is_syn_ack() {
-        // The client reused its port for a connection to the endpoint itself.
-        tables.remove_flow(&key);
+    if forget_if_reused(tables, &key, &flow, tcp) {
         return Outcome::Proceed;
     }
     observe(frame, tables, packet, (&key, &flow), tcp);
     translate(frame, tables, packet, protocol, (&key, &flow))
+}
+
+/// Removes the entry of a closed flow if a segment answers a new connection with the same addresses
+/// and ports, which is none of ours: the client reused its port for a connection to the endpoint
+/// itself, or netfilter masqueraded a connection with that port. Returns true if so.
+#[inline(always)]
+pub(super) fn forget_if_reused(tables: &impl Tables, key: &FlowKey, flow: &Flow, tcp: TcpFlags) -> bool {
+    let is_reused = flow.is_closed() && tcp.is_syn_ack();
+    if is_reused {
+        tables.remove_flow(key);
+    }
+    is_reused
 }
 
 /// Updates a known flow for a packet of its endpoint.

@@ -8,7 +8,7 @@ use std::{
 use super::{ChecksumState, InputFrame};
 use crate::{
     checksum::Difference,
-    packet::{self, ChecksumCoverage, Frame, IpVersion},
+    packet::{self, ChecksumCoverage, ETHERNET_HEADER, Frame, IpVersion},
 };
 
 /// A frame in memory.
@@ -26,8 +26,6 @@ pub struct MemoryFrame {
     /// The sum that the hardware computed of all but the Ethernet header (`skb->csum`).
     hardware_sum: Cell<u64>,
 }
-
-const ETHERNET_HEADER: u32 = 14;
 
 impl MemoryFrame {
     /// Returns a copy of an input frame.

@@ -181,7 +181,7 @@ impl<'a> TestNode<'a> {
         ];
         for (list, endpoints) in lists {
             for (slot, address) in (0..).zip(endpoints) {
-                let (service, endpoint) = (value.service, endpoint(*address));
+                let (service, endpoint) = (value.service, Endpoint::from(*address));
                 let value = EndpointValue { endpoint, generation: value.generation };
                 self.config.endpoints.insert(EndpointKey { service, list, slot }, value);
                 self.config.members.insert(MemberKey { service, list, endpoint });
@@ -314,13 +314,8 @@ impl<'a> TestNode<'a> {
     }
 }
 
-/// Returns an address and port in the form of the maps.
-pub(super) fn endpoint(address: SocketAddr) -> Endpoint {
-    Endpoint::new(address.ip().into(), address.port())
-}
-
 fn key(direction: Direction, packet: &TestPacket) -> FlowKey {
-    let tuple = Tuple { source: endpoint(packet.from), destination: endpoint(packet.to) };
+    let tuple = Tuple { source: packet.from.into(), destination: packet.to.into() };
     let protocol = Protocol::from_number(packet.protocol()).expect("the protocol of a flow");
     FlowKey::new(direction, protocol, tuple)
 }

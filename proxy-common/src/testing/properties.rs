@@ -106,8 +106,7 @@ fn flow_of(state: &StateMaps, packet: &TestPacket) -> (FlowKey, Flow) {
     let is_of = |key: &FlowKey| {
         key.direction == Direction::Original as u8
             && key.proto == packet.protocol()
-            && (key.source, key.destination)
-                == (super::node::endpoint(packet.from), super::node::endpoint(packet.to))
+            && (key.source, key.destination) == (packet.from.into(), packet.to.into())
     };
     state
         .all_flows()

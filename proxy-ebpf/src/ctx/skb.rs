@@ -25,7 +25,7 @@ pub trait Layer {
 pub enum Ethernet {}
 
 impl Layer for Ethernet {
-    const HEADER: u32 = 14;
+    const HEADER: u32 = packet::ETHERNET_HEADER;
 }
 
 /// Links with bare IP packets, as tunnels.

@@ -101,19 +101,14 @@ impl Way {
 
     /// Returns mode and configuration of the proxy, unless this way has none.
     fn proxy(self) -> Result<Option<(&'static str, Mapping)>> {
-        Ok(match self {
-            Self::Routed | Self::KernelNat => None,
-            Self::Nftables => Some(("nftables", Mapping::new())),
-            Self::Programs => Some(("ebpf", serde_yaml_ng::from_str("{shunt: {links: {path: programs}}}")?)),
-            Self::Masquerading => {
-                let links = "{shunt: {links: {path: programs, masquerade: programs}}}";
-                Some(("ebpf", serde_yaml_ng::from_str(links)?))
-            }
-            Self::Direct => {
-                let links = "{shunt: {links: {path: direct, masquerade: programs}}}";
-                Some(("ebpf", serde_yaml_ng::from_str(links)?))
-            }
-        })
+        let links = match self {
+            Self::Routed | Self::KernelNat => return Ok(None),
+            Self::Nftables => return Ok(Some(("nftables", Mapping::new()))),
+            Self::Programs => "{path: programs}",
+            Self::Masquerading => "{path: programs, masquerade: programs}",
+            Self::Direct => "{path: direct, masquerade: programs}",
+        };
+        Ok(Some(("ebpf", serde_yaml_ng::from_str(&format!("{{shunt: {{links: {links}}}}}"))?)))
     }
 
     /// Returns where the client connects to.

@@ -26,6 +26,14 @@ struct Passage {
     to_endpoint: bool,
 }
 
+impl Passage {
+    /// Records what is known of the flow.
+    #[inline(always)]
+    const fn know(&mut self, flow: &Flow) {
+        (self.service, self.state, self.used_ns) = (flow.service, flow.state, flow.used_ns);
+    }
+}
+
 /// Learns from a packet that came in on a link of the direct path, went through the stack, and is
 /// translated now. `packet` is read again.
 #[inline(never)]
@@ -111,7 +119,7 @@ fn find_passage<T: Tables>(tables: &T, protocol: Protocol, passage: &mut Passage
     if let Some(flow) = tables.flow(&original) {
         let Some(source) = source_at_endpoint(tables, &original, &flow) else { return false };
         (key.source, key.destination) = (flow.destination, source);
-        (passage.service, passage.state, passage.used_ns) = (flow.service, flow.state, flow.used_ns);
+        passage.know(&flow);
         return true;
     }
     // Packets of the original direction leave for the endpoint, from the client or masqueraded.
@@ -122,7 +130,7 @@ fn find_passage<T: Tables>(tables: &T, protocol: Protocol, passage: &mut Passage
     reply.direction = Direction::Reply as u8;
     let Some(flow) = tables.flow(&reply) else { return false };
     (key.source, key.destination) = (flow.destination, flow.source);
-    (passage.service, passage.state, passage.used_ns) = (flow.service, flow.state, flow.used_ns);
+    passage.know(&flow);
     passage.to_endpoint = true;
     true
 }
@@ -150,8 +158,8 @@ pub(super) fn reply_key(tables: &impl Tables, key: &FlowKey, flow: &Flow) -> Opt
     Some(DirectKey { source: flow.destination, destination, proto: key.proto, zero: [0; 3] })
 }
 
-/// Returns true if a flow may take the direct path: both sides have answered, neither closes, and no
-/// other program or netfilter translates it.
+/// Returns true if a flow may take the direct path: both sides have answered, neither closes, and
+/// nothing else translates it.
 #[inline(always)]
 fn may_be_learned(protocol: Protocol, passage: &Passage) -> bool {
     const ESTABLISHED: u32 = flow_state::REPLIED | flow_state::ASSURED;

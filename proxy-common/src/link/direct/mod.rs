@@ -1,10 +1,10 @@
 //! The direct path: a packet of a known flow leaves on another link at once, without the stack.
 //!
-//! What the stack does with a flow is not computed but observed: the program on the link where a
-//! packet leaves notes addresses, links and priority of what came out ([`learn`]). For half a second
-//! the program on the link where packets come in does the same with them. Then a packet goes
-//! through the stack again. So no rule, route or neighbour has to be watched: if one of them
-//! changes, flows follow within that time. A firewall that drops that packet ends the direct path.
+//! The programs observe what the stack does with a flow. The program on the link where a packet
+//! leaves writes down its addresses, links and priority ([`learn`]). For half a second the program
+//! on the link where packets come in does the same with them. Then a packet goes through the stack
+//! again. So nothing watches rules, routes and neighbours: if one of them changes, flows follow
+//! within that time. A firewall that drops that packet ends the direct path.
 
 mod learn;
 
@@ -14,16 +14,13 @@ use crate::{
     Protocol,
     checksum::Difference,
     layout::{Counter, DirectFlow, DirectKey, DirectState, Flow, FlowKey, ProgramError, ServiceEvent},
-    packet::{Fragment, Frame, IpVersion, Packet, Tuple},
+    packet::{ETHERNET_HEADER, Fragment, Frame, IpVersion, Packet, Tuple},
     rewrite::TransportChecksum,
     tables::Tables,
 };
 
 /// How long packets of a flow take the direct path after one that went through the stack.
 const LEASE_NS: u64 = 500_000_000;
-
-/// The bytes of the Ethernet header.
-const ETHERNET_HEADER: u32 = 14;
 
 /// One in so many packets of a flow that is not on the direct path may be learned from. Short
 /// connections then do not pay for it.

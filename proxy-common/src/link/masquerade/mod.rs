@@ -89,9 +89,7 @@ pub(super) fn reply<F: Frame, T: Tables>(
     let (tcp, acknowledged) = packet.tcp_answer(frame, protocol)?;
     let key = FlowKey::new(Direction::MasqueradeReply, protocol, packet.tuple(ports));
     let flow = tables.answered_flow(&key, tcp, acknowledged)?;
-    if flow.is_closed() && tcp.is_syn_ack() {
-        // Netfilter masqueraded a new connection with the same port.
-        tables.remove_flow(&key);
+    if reply::forget_if_reused(tables, &key, &flow, tcp) {
         return None;
     }
     if flow.state & flow_state::PASS != 0 {

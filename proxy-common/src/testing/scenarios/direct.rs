@@ -5,9 +5,9 @@ use super::{Fixture, PROTOCOLS, scenarios};
 use crate::{
     Protocol,
     checksum::Difference,
-    layout::{DirectFlow, DirectKey, DirectState, ServiceCounts},
+    layout::{DirectFlow, DirectKey, DirectState, Endpoint, ServiceCounts},
     packet::{TcpFlags, Tuple},
-    testing::{ChecksumState, Hook, InputFrame, LO, TestNode, TestPacket, node::endpoint},
+    testing::{ChecksumState, Hook, InputFrame, LO, TestNode, TestPacket},
 };
 
 const EPOCH: u64 = 7;
@@ -18,8 +18,8 @@ const FROM: [u8; 6] = [2, 6, 7, 8, 9, 10];
 /// Returns the entry with which packets as `before` become packets as `after`.
 fn entry(before: &TestPacket, after: &TestPacket) -> (DirectKey, DirectFlow) {
     let protocol = Protocol::from_number(before.protocol()).expect("the protocol of a flow");
-    let tuple = Tuple { source: endpoint(before.from), destination: endpoint(before.to) };
-    let (source, destination) = (endpoint(after.from), endpoint(after.to));
+    let tuple = Tuple { source: before.from.into(), destination: before.to.into() };
+    let [source, destination] = [after.from, after.to].map(Endpoint::from);
     let addresses = Difference::of_addresses(&tuple.source.addr, &source.addr)
         .and(Difference::of_addresses(&tuple.destination.addr, &destination.addr));
     let ports = Difference::of_ports(tuple.source.port, source.port)

@@ -1,16 +1,20 @@
 //! Approves TCP connections for the direct path, on a thread of its own.
 //!
 //! Conntrack does not see segments on the direct path. When a later segment goes through the stack,
-//! its sequence number may be outside the window that conntrack knows, and rules may drop it as
-//! invalid. So conntrack is told first to accept any sequence number of the connection, as it does
-//! itself for a connection that began before it tracked connections.
+//! its sequence number may be outside the window that conntrack knows. Rules may then drop the
+//! segment as invalid. So this thread first makes conntrack accept any sequence number of the
+//! connection. Conntrack does the same by itself if a connection is older than its tracking.
 
-use std::{net::SocketAddr, path::Path};
+use std::path::Path;
 
 use aya::maps::{HashMap, MapData};
-use proxy_common::layout::{DirectFlow, DirectKey, DirectState, Direction, Endpoint, Flow, FlowKey};
+use proxy_common::{
+    Protocol,
+    layout::{DirectFlow, DirectKey, DirectState, Direction, Flow, FlowKey},
+    packet::Tuple,
+};
 
-use super::maps::open_pinned;
+use super::{maps::open_pinned, upgrade::handover::pair};
 use crate::kernel::{
     KernelError,
     bpf::{Object, RingReader, Wakeup},
@@ -86,15 +90,14 @@ impl Approval {
     /// Returns the original direction of a connection as conntrack sees it: after the programs
     /// translated the destination, and before they translate the source.
     fn seen_by_conntrack(&self, key: &DirectKey, flow: &DirectFlow) -> Option<AddressPair> {
-        let (client, vip) = if flow.to_endpoint != 0 {
+        let (source, destination) = if flow.to_endpoint != 0 {
             (key.source, key.destination)
         } else {
             (flow.destination, flow.source)
         };
-        let direction = Direction::Original as u8;
-        let original = FlowKey { source: client, destination: vip, proto: key.proto, direction, zero: 0 };
-        let Flow { source, destination, .. } = self.flows.get(&original, 0).ok()?;
-        Some(AddressPair { source: socket_addr(source), destination: socket_addr(destination) })
+        let protocol = Protocol::from_number(key.proto)?;
+        let original = FlowKey::new(Direction::Original, protocol, Tuple { source, destination });
+        Some(pair(self.flows.get(&original, 0).ok()?.tuple()))
     }
 
     /// A connection that conntrack does not have is not tracked. If that begins, conntrack accepts
@@ -106,8 +109,4 @@ impl Approval {
         };
         conntrack.accept(original).map(drop)
     }
-}
-
-fn socket_addr(Endpoint { addr, port, .. }: Endpoint) -> SocketAddr {
-    SocketAddr::new(addr.into(), port)
 }

@@ -215,8 +215,8 @@ impl Ebpf {
 /// The prefix of the names of programs, and so of their links and filters.
 const LINKS: &str = "shunt_";
 
-/// Returns true for the socket programs that translate requests. They are attached after the others,
-/// which translate replies and the addresses of peers, and removed before them.
+/// Returns true for the socket programs that translate requests. They are attached after the
+/// others, which translate replies and the addresses of peers, and removed before them.
 ///
 /// The removal may be interrupted, and the next process writes Services before it attaches its
 /// programs. Meanwhile no request is translated without a program that translates its replies.

@@ -101,7 +101,7 @@ impl Sockets {
             let UdpSocket { netns, service, endpoint } = socket;
             let member = MemberKey { service, list: List::Serving.number(), endpoint };
             if matches!(self.members.get(&member, 0), Err(MapError::KeyNotFound)) {
-                let peer = SocketAddr::new(endpoint.addr.into(), endpoint.port);
+                let peer = SocketAddr::from(endpoint);
                 stale.entry(NetnsCookie(netns)).or_default().insert(SocketCookie(cookie), peer);
             }
         }

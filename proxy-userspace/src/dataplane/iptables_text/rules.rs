@@ -52,9 +52,10 @@ pub(crate) fn add_postrouting_rules(
     rules.add(format_args!("-j MARK --set-xmark {mark:#x}/0x0"));
     let random = if random_fully { " --random-fully" } else { "" };
     let comment = "-m comment --comment \"kubernetes service traffic requiring SNAT\"";
-    for protocol in ports.iter().flat_map(|_| ["tcp", "udp"]) {
-        let ports = ports.map_or_else(String::new, |ports| format!(" --to-ports {ports}"));
-        rules.add(format_args!("-p {protocol} {comment} -j MASQUERADE{ports}{random}"));
+    if let Some(ports) = ports {
+        for protocol in ["tcp", "udp"] {
+            rules.add(format_args!("-p {protocol} {comment} -j MASQUERADE --to-ports {ports}{random}"));
+        }
     }
     rules.add(format_args!("{comment} -j MASQUERADE{random}"));
 }

@@ -1,5 +1,5 @@
-//! Makes conntrack accept segments of single TCP connections outside the window, because it does not
-//! see all of them.
+//! Makes conntrack accept segments of single TCP connections outside the window, because it does
+//! not see all of them.
 
 use netlink_packet_core::NLM_F_ACK;
 

@@ -78,8 +78,8 @@ pub enum Statement {
     UpdateSet(Name, Vec<Selector>),
     /// Translates the source to an address of this host.
     Masquerade,
-    /// Translates the source to an address of this host, with a port from a range. nft reads it only
-    /// after [`Self::Protocol`].
+    /// Translates the source to an address of this host, with a port from a range. nft reads it
+    /// only after [`Self::Protocol`].
     MasqueradeTo {
         /// The first port.
         first: u16,

@@ -151,6 +151,10 @@ fn ipsec_policies_are_read() {
     });
 }
 
+fn settings(direct: DirectPath) -> Settings {
+    Settings { own_marks: OWN_MARKS, sync_period: Duration::from_hours(1), direct }
+}
+
 /// Runs `report` until `test` has seen enough.
 fn with_report(
     direct: DirectPath,
@@ -160,8 +164,7 @@ fn with_report(
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let (to, mut from) = watch::channel(None);
-            let settings = Settings { own_marks: OWN_MARKS, sync_period: Duration::from_hours(1), direct };
-            let reporting = tokio::spawn(report(Launcher::default(), settings, to));
+            let reporting = tokio::spawn(report(Launcher::default(), settings(direct), to));
             test(&mut from).await;
             drop(from);
             let ended = timeout(LIMIT, reporting).await.expect("ends without receivers");
@@ -246,12 +249,7 @@ fn netfilter_is_the_path_if_rules_cannot_be_read() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let (to, mut from) = watch::channel(None);
-            let settings = Settings {
-                own_marks: OWN_MARKS,
-                sync_period: Duration::from_hours(1),
-                direct: DirectPath::Never,
-            };
-            let reporting = tokio::spawn(report(Launcher::only_in([]), settings, to));
+            let reporting = tokio::spawn(report(Launcher::only_in([]), settings(DirectPath::Never), to));
             wait_for(&mut from, |path| is_netfilter_for(path.as_ref(), "the command nft is not installed"))
                 .await;
             reporting.abort();

@@ -101,9 +101,9 @@ impl Planner<'_> {
     /// those that began without programs. Flows that begin during it are marked by the programs
     /// (`flow_state::LEFT`), and the second list has them.
     ///
-    /// The first step forgets the flows that an earlier process left to conntrack: their connections
-    /// may have ended. If another mode was interrupted while it took over, the programs are still on
-    /// the links. They have flows that were not handed over, and these flows stay.
+    /// The first step forgets the flows that an earlier process left to conntrack: their
+    /// connections may have ended. If another mode was interrupted while it took over, the programs
+    /// are still on the links. They have flows that were not handed over, and these flows stay.
     pub(super) fn translate_on_links(&mut self) {
         let (node, state) = (self.node, self.state);
         let leaves = state.new_flows == NewFlows::Leave as u16;

@@ -146,9 +146,9 @@ impl Line {
             verdict: if is_translated { "translated" } else { verdict },
             protocol: Protocol::from_number(event.proto).map_or(UNKNOWN, Protocol::name),
             service: event.service,
-            source: (event.source != Endpoint::NONE).then(|| address(&event.source)),
-            vip: address(&event.vip),
-            endpoint: is_translated.then(|| address(&event.endpoint)),
+            source: (event.source != Endpoint::NONE).then(|| event.source.into()),
+            vip: event.vip.into(),
+            endpoint: is_translated.then(|| event.endpoint.into()),
         }
     }
 
@@ -161,10 +161,6 @@ impl Line {
             tracing::info!(target: "ebpf", program, verdict, protocol, source, %vip, service, "refused or dropped");
         }
     }
-}
-
-fn address(endpoint: &Endpoint) -> SocketAddr {
-    SocketAddr::new(endpoint.addr.into(), endpoint.port)
 }
 
 #[cfg(test)]

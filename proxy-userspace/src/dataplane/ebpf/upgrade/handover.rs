@@ -133,13 +133,13 @@ pub(crate) fn leave_flows(pins: &PinDir, state: &State) -> Result<usize, KernelE
 fn service_of(tracked: &TrackedConnection, state: &State) -> Option<u32> {
     let TrackedConnection { original, reply, is_dnat, .. } = tracked;
     let service = service_at(original.destination, Protocol::Udp, state)?;
-    let member = MemberKey { service, list: List::Serving.number(), endpoint: endpoint(reply.source) };
+    let member = MemberKey { service, list: List::Serving.number(), endpoint: Endpoint::from(reply.source) };
     (*is_dnat && state.members.contains(&member)).then_some(service)
 }
 
 /// Returns the service identifier of a VIP.
 fn service_at(vip: SocketAddr, protocol: Protocol, state: &State) -> Option<u32> {
-    let vip = endpoint(vip);
+    let vip = Endpoint::from(vip);
     let frontend = |addr| state.service(&ServiceKey::new(addr, vip.port, protocol));
     let is_node_address = state.node_addresses.contains(&vip.addr.node_address());
     let node_port = || frontend(vip.addr.any()).filter(|_| is_node_address);
@@ -229,7 +229,7 @@ impl Flows {
 
     /// Returns the source with which the programs masquerade a flow.
     fn source(&self, protocol: Protocol, original: AddressPair) -> Option<SocketAddr> {
-        self.entry(&key(Direction::Masquerade, protocol, original)).map(|flow| address(flow.source))
+        self.entry(&key(Direction::Masquerade, protocol, original)).map(|flow| flow.source.into())
     }
 
     /// Returns a flow that the programs translate.
@@ -253,7 +253,7 @@ impl Flows {
         }
         let replied = if udp.is_assured() { flow_state::REPLIED } else { 0 };
         let state = flow_state::PASS | flow_state::ASSURED | replied;
-        let destination = endpoint(reply.source);
+        let destination = Endpoint::from(reply.source);
         let flow = Flow { service, destination, state, ..untranslated_flow(Protocol::Udp, original, 0) };
         let used_ns =
             last_packet(self.opened, flow.lifetime(Protocol::Udp), udp.expires_after(), entry.as_ref());
@@ -378,7 +378,7 @@ impl Translator for Flows {
         if stays_behind(&flow, tracked.protocol, now, now.saturating_sub(self.opened)) {
             return None;
         }
-        Some(AddressPair { source: address(flow.destination), destination: address(flow.source) })
+        Some(pair(flow.tuple().swapped()))
     }
 
     /// Conntrack sees packets before the programs masquerade them.
@@ -425,20 +425,13 @@ fn untranslated_flow(protocol: Protocol, pair: AddressPair, state: u32) -> Flow 
 
 fn key(direction: Direction, protocol: Protocol, pair: AddressPair) -> FlowKey {
     let AddressPair { source, destination } = pair;
-    let [source, destination] = [source, destination].map(endpoint);
+    let [source, destination] = [source, destination].map(Endpoint::from);
     FlowKey::new(direction, protocol, Tuple { source, destination })
 }
 
-fn pair(Tuple { source, destination }: Tuple) -> AddressPair {
-    AddressPair { source: address(source), destination: address(destination) }
-}
-
-fn endpoint(address: SocketAddr) -> Endpoint {
-    Endpoint::new(address.ip().into(), address.port())
-}
-
-fn address(endpoint: Endpoint) -> SocketAddr {
-    SocketAddr::new(endpoint.addr.into(), endpoint.port)
+/// Returns source and destination as conntrack has them.
+pub(crate) fn pair(Tuple { source, destination }: Tuple) -> AddressPair {
+    AddressPair { source: source.into(), destination: destination.into() }
 }
 
 #[cfg(test)]
