@@ -44,9 +44,45 @@ pub trait Frame {
     fn priority(&self) -> u32;
     /// Sets the priority.
     fn set_priority(&self, priority: u32);
+    /// Asks the kernel where it would forward a packet that came in on this link. Returns false if it
+    /// would not, if the packet is too long, or if a tunnel is on the way.
+    fn find_route(&self, packet: &RoutedPacket, route: &mut Route) -> bool;
     /// Makes the packet leave on another link, as it is, if the program returns
     /// [`Outcome::Redirect`](crate::link::Outcome).
     fn redirect(&self, link: u32);
+    /// Makes the packet leave on another link with the Ethernet addresses that the kernel has for
+    /// the route, if the program returns [`Outcome::Redirect`](crate::link::Outcome). The kernel
+    /// asks for the address of the next hop if it does not know it.
+    fn redirect_to(&self, route: &Route);
+}
+
+/// A packet whose route is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoutedPacket {
+    /// The version of IP.
+    pub version: IpVersion,
+    /// The IP protocol number.
+    pub proto: u8,
+    /// The traffic class, with the bits for congestion.
+    pub traffic_class: u8,
+    /// The bytes of the packet, or of its longest segment.
+    pub length: u16,
+    /// Source and destination.
+    pub tuple: Tuple,
+}
+
+/// Where the kernel forwards a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The interface index of the link.
+    pub link: u32,
+    /// The address of the router, or of the destination.
+    pub next_hop: Addr,
+}
+
+impl Route {
+    /// No route.
+    pub const NONE: Self = Self { link: 0, next_hop: Addr::UNSPECIFIED_V6 };
 }
 
 /// How a checksum covers the changed bytes.

@@ -42,7 +42,7 @@ pub fn egress<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
 #[inline(always)]
 const fn code(outcome: Outcome) -> i32 {
     match outcome {
-        Outcome::Proceed => NEXT,
+        Outcome::Proceed | Outcome::Forward => NEXT,
         Outcome::Drop => DROP,
         Outcome::Redirect => REDIRECT,
     }

@@ -56,6 +56,16 @@ setting! {
 }
 
 setting! {
+    /// Which packets take the direct path, where flows take it.
+    LinksDirect {
+        /// Those that are as the ones that went through the stack before.
+        Learned = "learned",
+        /// All, from the first one of a flow on.
+        Whole = "whole",
+    }
+}
+
+setting! {
     /// What masquerades packets that come in on links, in the ebpf mode.
     LinksMasquerade {
         /// The programs on the direct path, otherwise netfilter.

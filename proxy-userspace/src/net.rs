@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-pub use proxy_common::Protocol;
+pub use proxy_common::{Protocol, layout::DirectScope};
 
 /// An IP family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -181,8 +181,10 @@ pub enum LinkPath {
     /// The link programs.
     #[default]
     Programs,
-    /// The link programs. Packets of flows that they learned leave on another link at once.
+    /// The link programs. Packets of flows leave on another link at once.
     Direct {
+        /// Which packets do.
+        scope: DirectScope,
         /// The names of the links on which others see packets after shunt's programs. What comes
         /// in there goes through the stack.
         without: BTreeSet<Arc<str>>,

@@ -301,8 +301,8 @@ map_type! {
         first_port: u16,
         /// The last source port of masqueraded flows.
         last_port: u16,
-        /// Zero.
-        zero: u16,
+        /// The [`DirectScope`].
+        direct_scope: u16,
         /// The epoch of the direct path. If it is odd, packets take the direct path by the entries
         /// of `direct_flows` with the same epoch.
         direct_epoch: u64,
@@ -355,6 +355,17 @@ pub enum Masquerading {
     Programs = 2,
 }
 
+/// Which packets of a flow take the direct path.
+#[repr(u16)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DirectScope {
+    /// Those that are as the ones that went through the stack before.
+    #[default]
+    Learned = 0,
+    /// All, from the first one on. The programs ask for the route.
+    Whole = 1,
+}
+
 impl NodeValue {
     /// The cookie is unknown, as in a new map. Userspace can read it from kernel 5.14 on. On older
     /// kernels it learns the cookie from the programs. Until then the programs take the node to be
@@ -364,6 +375,15 @@ impl NodeValue {
     #[inline(always)]
     pub const fn is_direct(&self) -> bool {
         self.direct_epoch & 1 != 0
+    }
+
+    /// Returns true if packets take the direct path from the first one of a flow on. Netfilter must
+    /// not masquerade them then.
+    #[inline(always)]
+    pub const fn is_whole(&self) -> bool {
+        self.is_direct()
+            && self.direct_scope == DirectScope::Whole as u16
+            && self.masquerading == Masquerading::Programs as u16
     }
 
     /// The default masquerade bit of kube-proxy, 14.

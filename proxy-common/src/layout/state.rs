@@ -173,6 +173,8 @@ pub mod flow_state {
     /// endpoint (UDP). So the client has its address, and no flood of packets with forged sources
     /// evicts the flow. Entries with [`PASS`] are always in `flows`, except with [`LEFT`].
     pub const ASSURED: u32 = 1 << 9;
+    /// The whole flow takes the direct path: it began there, and conntrack does not have it.
+    pub const WHOLE: u32 = 1 << 10;
     /// The bits that a packet removes unless it sets them.
     pub const UNTIL_NEXT: u32 = RESET | SYN_UNANSWERED;
 

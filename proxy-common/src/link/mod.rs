@@ -11,7 +11,7 @@ mod reply;
 
 use crate::{
     Addr, Protocol,
-    layout::{Counter, Direction, Flow, FlowKey, ProgramError, ServiceEvent},
+    layout::{Counter, Direction, Flow, FlowKey, ProgramError, ServiceEvent, flow_state},
     packet::{Fragment, Frame, ICMP, ICMPV6, IpVersion, Packet},
     service,
     tables::Tables,
@@ -22,16 +22,32 @@ use crate::{
 pub enum Outcome {
     /// It passes, and other programs on the link see it too.
     Proceed,
+    /// It may leave at once by the route that the kernel has for it, and else passes. No program
+    /// returns it.
+    Forward,
     /// It is dropped.
     Drop,
     /// It leaves on another link at once.
     Redirect,
 }
 
+impl Outcome {
+    #[inline(always)]
+    const fn of_program(self) -> Self {
+        if matches!(self, Self::Forward) { Self::Proceed } else { self }
+    }
+}
+
 /// Handles a packet for this node that comes in on a link.
 #[inline(always)]
-pub fn ingress(frame: &impl Frame, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
-    process(frame, tables, &mut Packet::at(header, version), Direction::Original, false)
+pub fn ingress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
+    let mut packet = Packet::at(header, version);
+    match process(frame, tables, &mut packet, Direction::Original, false) {
+        Outcome::Forward if F::IS_ETHERNET && direct::is_whole(tables) => {
+            direct::send_on(frame, tables, &mut packet)
+        }
+        outcome => outcome.of_program(),
+    }
 }
 
 /// Handles a packet that leaves on a link.
@@ -43,7 +59,7 @@ pub fn egress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: I
     }
     let is_masqueraded = take_marks(frame, tables, notes);
     let mut packet = Packet::at(header, version);
-    let outcome = process(frame, tables, &mut packet, Direction::Reply, is_masqueraded);
+    let outcome = process(frame, tables, &mut packet, Direction::Reply, is_masqueraded).of_program();
     if F::IS_ETHERNET && notes.has(Notes::LEARN) && matches!(outcome, Outcome::Proceed) {
         direct::learn(frame, tables, &mut packet);
     }
@@ -104,6 +120,24 @@ fn incoming<F: Frame, T: Tables>(
             return outcome;
         }
     }
+    let outcome = translate(frame, tables, packet, protocol, ports);
+    let passes = F::IS_ETHERNET && matches!(outcome, Outcome::Proceed);
+    if passes && direct::is_whole(tables) && direct::is_reply(tables, packet, protocol, ports) {
+        Outcome::Forward
+    } else {
+        outcome
+    }
+}
+
+/// Translates a TCP or UDP packet that comes in, if it is for a VIP or a masqueraded flow.
+#[inline(always)]
+fn translate<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    protocol: Protocol,
+    ports: [u16; 2],
+) -> Outcome {
     if masquerade::may_be_reply(tables, packet, ports)
         && let Some(outcome) = masquerade::reply(frame, tables, packet, protocol, ports)
     {
@@ -219,6 +253,15 @@ fn finish_flow_packet(
         tables.trace(Counter::NotRewritten, key, flow);
     }
     finish(tables, rewritten)
+}
+
+/// Makes a packet of a whole flow take the direct path, unless it is dropped.
+#[inline(always)]
+const fn forward(outcome: Outcome, flow: &Flow) -> Outcome {
+    match outcome {
+        Outcome::Proceed if flow.state & flow_state::WHOLE != 0 => Outcome::Forward,
+        outcome => outcome,
+    }
 }
 
 /// Returns the length of the IP packet in bytes.

@@ -67,7 +67,7 @@ impl Default for ConfigMaps {
                 masquerading: Masquerading::Netfilter as u16,
                 first_port: 0,
                 last_port: 0,
-                zero: 0,
+                direct_scope: 0,
                 direct_epoch: 0,
             },
         }

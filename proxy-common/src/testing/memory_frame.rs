@@ -8,7 +8,7 @@ use std::{
 use super::{ChecksumState, InputFrame};
 use crate::{
     checksum::Difference,
-    packet::{self, ChecksumCoverage, ETHERNET_HEADER, Frame, IpVersion},
+    packet::{self, ChecksumCoverage, ETHERNET_HEADER, Frame, IpVersion, Route, RoutedPacket},
 };
 
 /// A frame in memory.
@@ -22,6 +22,7 @@ pub struct MemoryFrame {
     segment_size: u32,
     priority: Cell<u32>,
     redirected_to: Cell<u32>,
+    route: Option<Route>,
     checksum: ChecksumState,
     /// The sum that the hardware computed of all but the Ethernet header (`skb->csum`).
     hardware_sum: Cell<u64>,
@@ -39,6 +40,7 @@ impl MemoryFrame {
             segment_size: input.segments.map_or(0, |(size, _)| size),
             priority: Cell::new(0),
             redirected_to: Cell::new(0),
+            route: input.route,
             checksum: input.checksum,
             hardware_sum: Cell::new(sum(&input.bytes)),
         }
@@ -180,7 +182,16 @@ impl Frame for MemoryFrame {
         self.priority.set(priority);
     }
 
+    fn find_route(&self, _: &RoutedPacket, route: &mut Route) -> bool {
+        *route = self.route.unwrap_or(Route::NONE);
+        self.route.is_some()
+    }
+
     fn redirect(&self, link: u32) {
         self.redirected_to.set(link);
+    }
+
+    fn redirect_to(&self, route: &Route) {
+        self.redirected_to.set(route.link);
     }
 }

@@ -3,7 +3,7 @@
 use std::{fmt, fmt::Write as _, string::String, vec::Vec};
 
 use super::{ConfigMaps, StateMaps, TestPacket};
-use crate::{layout::NodeValue, link::Outcome};
+use crate::{layout::NodeValue, link::Outcome, packet::Route};
 
 /// The hook that a frame passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub struct InputFrame {
     pub ingress_link: u32,
     /// Size and number of the segments into which the kernel will cut the frame (GSO).
     pub segments: Option<(u32, u32)>,
+    /// Where the kernel would forward it. In the kernel, its routes say that.
+    pub route: Option<Route>,
 }
 
 /// The interface index of lo, on which the kernel runs test frames.
@@ -59,6 +61,7 @@ impl InputFrame {
             note: 0,
             ingress_link: 0,
             segments: None,
+            route: None,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Safe views of the contexts of programs. Besides this module, only `maps` has unsafe code.
 #![expect(unsafe_code, reason = "contexts are raw pointers, and only the verifier checks their accesses")]
 
+mod fib;
 mod skb;
 mod sock_addr;
 mod socket;

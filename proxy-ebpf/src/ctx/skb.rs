@@ -12,8 +12,10 @@ use aya_ebpf::{
 };
 use proxy_common::{
     checksum::Difference,
-    packet::{self, ChecksumCoverage, Frame, IpVersion},
+    packet::{self, ChecksumCoverage, Frame, IpVersion, Route, RoutedPacket},
 };
+
+use super::fib;
 
 /// The header with which packets of a link begin.
 pub trait Layer {
@@ -207,6 +209,16 @@ impl<L: Layer> Frame for Skb<L> {
         // SAFETY: the context is valid while the program runs, and link programs may write the
         // field.
         unsafe { (&raw mut (*self.skb).priority).write_volatile(priority) };
+    }
+
+    #[inline(always)]
+    fn find_route(&self, packet: &RoutedPacket, route: &mut Route) -> bool {
+        fib::find_route(self.skb, self.link(), packet, route)
+    }
+
+    #[inline(always)]
+    fn redirect_to(&self, route: &Route) {
+        fib::redirect_to(route);
     }
 
     #[inline(always)]

@@ -8,7 +8,7 @@ use proxy_common::layout::MapSizes;
 use super::{effective::EffectiveSettings, error::IneffectiveSetting, file::ConfigFile};
 use crate::{
     kernel::{bpf::LogLevel, ipvs::Timeouts},
-    mode::{BackstopPolicy, LinksPath, Mode, SocketsScope},
+    mode::{BackstopPolicy, LinksDirect, LinksPath, Mode, SocketsScope},
     model::ModelSettings,
     node::NodeSettings,
 };
@@ -101,6 +101,8 @@ pub struct EbpfConfig {
     pub backstop: BackstopPolicy,
     /// What translates packets that come in on links.
     pub links_path: LinksPath,
+    /// Which packets take the direct path.
+    pub links_direct: LinksDirect,
     /// Whose sockets are served.
     pub sockets_scope: SocketsScope,
 }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     dataplane::{BackstopStatus, Mode},
-    model::{LinkPath, SocketScope},
+    model::{DirectScope, LinkPath, SocketScope},
 };
 
 const HEAD: &str = "
@@ -68,8 +68,13 @@ fn write_ebpf(f: &mut fmt::Formatter<'_>, facts: &Facts) -> fmt::Result {
     match &facts.link_path {
         None => line(f, "Link path", "not known yet")?,
         Some(LinkPath::Programs) => line(f, "Link path", "programs")?,
-        Some(LinkPath::Direct { without }) => {
+        Some(LinkPath::Direct { scope, without }) => {
             line(f, "Link path", "direct")?;
+            let flows = match scope {
+                DirectScope::Learned => "learned",
+                DirectScope::Whole => "whole",
+            };
+            line(f, "Direct path of flows", flows)?;
             if !without.is_empty() {
                 let links: Vec<&str> = without.iter().map(|link| &**link).collect();
                 line(f, "Links without direct path", links.join(", "))?;

@@ -19,7 +19,7 @@ use crate::{
         foreign_changes::{ForeignChanges, TableName},
         foreign_filters::LinkFilter,
     },
-    net::LinkPath,
+    net::{DirectScope, LinkPath},
 };
 
 /// The shortest time from one judgement to the next.
@@ -50,6 +50,8 @@ pub struct Settings {
     pub sync_period: Duration,
     /// Which nodes have the direct path.
     pub direct: DirectPath,
+    /// Which packets take it.
+    pub scope: DirectScope,
 }
 
 impl Settings {
@@ -119,19 +121,19 @@ pub async fn report(
     Ok(())
 }
 
-fn direct(filters: &[LinkFilter]) -> LinkPath {
-    LinkPath::Direct { without: links_with_filters(filters) }
+fn direct(scope: DirectScope, filters: &[LinkFilter]) -> LinkPath {
+    LinkPath::Direct { scope, without: links_with_filters(filters) }
 }
 
 async fn read_and_judge(launcher: Launcher, settings: Settings) -> Result<LinkPath, KernelError> {
     let judged = spawn_blocking(move || {
         if settings.direct == DirectPath::Always {
-            return Ok(direct(&read_filters()?));
+            return Ok(direct(settings.scope, &read_filters()?));
         }
         let evidence = read(&launcher, settings.own_marks)?;
         Ok(match judge(&evidence) {
             LinkPath::Programs if settings.direct == DirectPath::IfNoRules && !has_rules(&evidence) => {
-                direct(&evidence.filters)
+                direct(settings.scope, &evidence.filters)
             }
             path => path,
         })

@@ -37,6 +37,6 @@ pub use snapshot::*;
 pub use state::Model;
 
 pub use crate::net::{
-    IpFamily, Link, LinkAddress, LinkHeader, LinkPath, MacAddress, NodeFacts, PortRange, Protocol,
-    SocketScope, SourceAddress,
+    DirectScope, IpFamily, Link, LinkAddress, LinkHeader, LinkPath, MacAddress, NodeFacts, PortRange,
+    Protocol, SocketScope, SourceAddress,
 };

@@ -86,7 +86,7 @@ fn served_links(settings: &ModelSettings, facts: &NodeFacts) -> BTreeMap<u32, Se
 
 /// Returns the links on which flows that come in may take the direct path.
 fn direct_links(links: &BTreeMap<u32, ServedLink>, path: &LinkPath) -> BTreeSet<u32> {
-    let LinkPath::Direct { without } = path else { return BTreeSet::new() };
+    let LinkPath::Direct { without, .. } = path else { return BTreeSet::new() };
     let is_direct = |link: &ServedLink| link.framing == Framing::Ethernet && !without.contains(&link.name);
     links.iter().filter(|(_, link)| is_direct(link)).map(|(index, _)| *index).collect()
 }
@@ -136,7 +136,7 @@ fn bridge_ports(facts: &NodeFacts) -> BTreeMap<u32, MacAddress> {
 mod tests {
     use super::*;
     use crate::model::{
-        DetectLocalMode, InterfaceGlobs,
+        DetectLocalMode, DirectScope, InterfaceGlobs,
         testing::{facts, ip, link, node, settings},
     };
 
@@ -182,7 +182,10 @@ mod tests {
     fn direct_path_is_for_ethernet_links_without_filters_of_others() {
         let direct = |without: &[&str]| {
             let without = without.iter().map(|name| (*name).into()).collect();
-            let facts = NodeFacts { link_path: LinkPath::Direct { without }, ..some_links() };
+            let facts = NodeFacts {
+                link_path: LinkPath::Direct { scope: DirectScope::Learned, without },
+                ..some_links()
+            };
             node_view(&settings(), None, &facts).direct_links.into_iter().collect::<Vec<_>>()
         };
         assert_eq!(direct(&[]), [2, 5, 6, 7]);

@@ -15,8 +15,8 @@ use proxy_userspace::{
         redirecting_pods::{self, ExemptNamespaces, RedirectingPods},
     },
     link_path::{self, DirectPath},
-    mode::{BackstopPolicy, LinksPath, SocketsScope},
-    net::{LinkPath, NodeFacts, SocketScope},
+    mode::{BackstopPolicy, LinksDirect, LinksPath, SocketsScope},
+    net::{DirectScope, LinkPath, NodeFacts, SocketScope},
     sync::Outputs,
 };
 use tokio::{
@@ -114,6 +114,10 @@ async fn judge(
             LinksPath::Direct => DirectPath::Always,
             _ if config.model.masquerade_ports.is_some() => DirectPath::IfNoRules,
             _ => DirectPath::Never,
+        },
+        scope: match config.ebpf.links_direct {
+            LinksDirect::Learned => DirectScope::Learned,
+            LinksDirect::Whole => DirectScope::Whole,
         },
     };
     let (report_to, judged) = watch::channel(None);

@@ -27,6 +27,7 @@ use anyhow::{Context as _, Result};
 
 use self::protocol::BenchResponse;
 pub use self::{
+    outside::Way,
     paths::Path,
     protocol::{BenchRequest, Workload},
     report::Report,
@@ -51,6 +52,8 @@ pub struct Bench {
     pub parts: Vec<Part>,
     /// The paths of the data path to measure.
     pub paths: Vec<Path>,
+    /// The ways of traffic from outside to measure.
+    pub ways: Vec<Way>,
     /// The workloads for the data path.
     pub workloads: Vec<Workload>,
     /// The number of repetitions.
@@ -213,7 +216,8 @@ impl Bench {
 
     fn outside(&self, report: &mut Report) -> Result<()> {
         let (mut world, mut proxy) = self.build(&outside::HOSTS, outside::place)?;
-        report.outside = outside::measure(&mut world, &mut proxy, &self.workloads, self.effort)?;
+        report.outside =
+            outside::measure(&mut world, &mut proxy, (&self.ways, &self.workloads), self.effort)?;
         Ok(())
     }
 

@@ -46,9 +46,9 @@ const FIRST_NODE_PORT: u16 = 30_000;
 const NODE_PORTS: u16 = 10;
 
 /// A way from the client through the node to an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Way {
+pub enum Way {
     /// No Service, no proxy, no rules: what the ratios of the other ways would be if they cost
     /// nothing.
     Routed,
@@ -62,6 +62,8 @@ pub(super) enum Way {
     Masquerading,
     /// The same, and packets of learned flows take the direct path.
     Direct,
+    /// The same, and whole flows take the direct path.
+    Whole,
 }
 
 /// Where the endpoint is.
@@ -83,10 +85,17 @@ pub(super) struct OutsideResult {
 }
 
 impl Way {
-    /// Conntrack translates connections in the last three. Afterwards the kernel tracks connections
+    /// All ways. Conntrack translates connections in the last three. Afterwards the kernel tracks connections
     /// for a while.
-    const ALL: [Self; 6] =
-        [Self::Routed, Self::Masquerading, Self::Direct, Self::KernelNat, Self::Nftables, Self::Programs];
+    pub const ALL: [Self; 7] = [
+        Self::Routed,
+        Self::Masquerading,
+        Self::Direct,
+        Self::Whole,
+        Self::KernelNat,
+        Self::Nftables,
+        Self::Programs,
+    ];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -96,6 +105,7 @@ impl Way {
             Self::Programs => "mode ebpf, programs",
             Self::Masquerading => "ebpf, masquerading",
             Self::Direct => "ebpf, direct",
+            Self::Whole => "ebpf, direct, whole",
         }
     }
 
@@ -107,6 +117,7 @@ impl Way {
             Self::Programs => "{path: programs}",
             Self::Masquerading => "{path: programs, masquerade: programs}",
             Self::Direct => "{path: direct, masquerade: programs}",
+            Self::Whole => "{path: direct, direct: whole, masquerade: programs}",
         };
         Ok(Some(("ebpf", serde_yaml_ng::from_str(&format!("{{shunt: {{links: {links}}}}}"))?)))
     }
@@ -190,16 +201,16 @@ pub(super) fn place(manifests: &Manifests) -> Result<()> {
     cluster::place(manifests, &objects)
 }
 
-/// Measures all ways with these workloads.
+/// Measures these ways with these workloads.
 pub(super) fn measure(
     world: &mut World,
     proxy: &mut Proxy,
-    workloads: &[Workload],
+    (ways, workloads): (&[Way], &[Workload]),
     effort: Effort,
 ) -> Result<Vec<OutsideResult>> {
     set_up(world)?;
     let mut results = Vec::new();
-    for way in Way::ALL {
+    for &way in ways {
         let service = way.proxy()?;
         if way == Way::KernelNat {
             world.run(Host::Node1, &format!("nft '{}'", kernel_nat()))?;

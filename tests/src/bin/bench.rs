@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, process::ExitCode};
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use shunt_tests::{
-    bench::{Bench, Effort, Part, Path, Workload},
+    bench::{Bench, Effort, Part, Path, Way, Workload},
     process,
     runner::IptablesVariant,
 };
@@ -29,6 +29,9 @@ struct Arguments {
     /// Measure only these paths of the data path.
     #[arg(long = "path", value_name = "PATH,...", value_delimiter = ',')]
     paths: Vec<Path>,
+    /// Measure only these ways of traffic from outside.
+    #[arg(long = "way", value_name = "WAY,...", value_delimiter = ',')]
+    ways: Vec<Way>,
     /// Measure the data path only with these operations.
     #[arg(long = "workload", value_name = "WORKLOAD,...", value_delimiter = ',')]
     workloads: Vec<Workload>,
@@ -64,6 +67,7 @@ fn run(arguments: Arguments) -> Result<bool> {
         services: arguments.services,
         parts: chosen_or_all(arguments.only, &Part::ALL),
         paths: chosen_or_all(arguments.paths, &Path::ALL),
+        ways: chosen_or_all(arguments.ways, &Way::ALL),
         workloads: chosen_or_all(arguments.workloads, &Workload::ALL),
         effort: if arguments.quick { Effort::QUICK } else { Effort::FULL },
     };

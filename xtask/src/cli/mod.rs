@@ -168,6 +168,10 @@ struct Bench {
     /// client-masqueraded, client-to-kernel-nat.
     #[arg(long, value_name = "PATH", value_delimiter = ',')]
     path: Vec<String>,
+    /// Measure only these ways of traffic from outside: routed, masquerading, direct, whole,
+    /// kernel-nat, nftables, programs.
+    #[arg(long, value_name = "WAY", value_delimiter = ',')]
+    way: Vec<String>,
     /// Measure the data path only with these workloads: connect-request-close, request-response,
     /// udp-request-response, bulk. Also for traffic from outside.
     #[arg(long, value_name = "WORKLOAD", value_delimiter = ',')]
@@ -183,7 +187,7 @@ struct Bench {
     /// docs/curves. With =redraw, measure nothing and draw the curves of the figures there.
     #[arg(
         long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "measure",
-        conflicts_with_all = ["mode", "iptables", "only", "path", "workload"]
+        conflicts_with_all = ["mode", "iptables", "only", "path", "way", "workload"]
     )]
     plot: Option<Plot>,
 }

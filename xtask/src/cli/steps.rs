@@ -73,6 +73,7 @@ pub(crate) fn bench(what: &Bench, json: &Path) -> Run {
         ("--services", list(&what.services)),
         ("--only", list(&what.only)),
         ("--path", list(&what.path)),
+        ("--way", list(&what.way)),
         ("--workload", list(&what.workload)),
     ]);
     let switches = [("--quick", what.quick), ("--check", what.check)];
@@ -144,6 +145,7 @@ mod tests {
             services: vec![10, 500],
             only: Vec::new(),
             path: Vec::new(),
+            way: Vec::new(),
             workload: vec!["request-response".into()],
             quick: true,
             check: false,

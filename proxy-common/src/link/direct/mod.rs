@@ -7,8 +7,12 @@
 //! within that time. A firewall that drops that packet ends the direct path.
 
 mod learn;
+mod whole;
 
-pub(super) use self::learn::learn;
+pub(super) use self::{
+    learn::learn,
+    whole::{is_reply, is_whole, send_on, state},
+};
 use super::{Notes, Outcome, count_drop, ip_length, may_be_endpoint, may_be_vip};
 use crate::{
     Protocol,
@@ -226,7 +230,7 @@ fn store_v4(
     hops: u8,
     addresses: Difference,
 ) -> Option<()> {
-    let hop = Difference::of_bytes([hops, packet.proto], [hops - 1, packet.proto]);
+    let hop = difference_of_hops(packet, hops);
     let [source, destination] =
         [&flow.source, &flow.destination].map(|end| end.addr.words()[3].to_ne_bytes());
     let [a, b] = addresses.and(hop).apply(packet.checksum);
@@ -238,16 +242,28 @@ fn store_v4(
     frame.store::<16>(packet.header + 8, &bytes.to_le_bytes())
 }
 
-/// Writes hop limit, addresses and ports. No checksum covers the hop limit, so a sum of the
-/// hardware changes with it.
+/// Returns the difference that one hop makes to the checksum of an IPv4 header.
+#[inline(always)]
+const fn difference_of_hops(packet: &Packet, hops: u8) -> Difference {
+    Difference::of_bytes([hops, packet.proto], [hops - 1, packet.proto])
+}
+
+/// Writes hop limit, addresses and ports.
 #[inline(always)]
 fn store_v6(frame: &impl Frame, packet: &Packet, flow: &DirectFlow, hops: u8) -> Option<()> {
-    frame.store(packet.header + 7, &[hops - 1])?;
-    frame.update_hardware_checksum(Difference::of_bytes([packet.proto, hops], [packet.proto, hops - 1]));
+    store_hops_v6(frame, packet, hops - 1)?;
     frame.store(packet.header + 8, &flow.source.addr.octets)?;
     frame.store(packet.header + 24, &flow.destination.addr.octets)?;
     let ports = u32::from(flow.source.port.to_be()) | u32::from(flow.destination.port.to_be()) << 16;
     frame.store(packet.payload, &ports.to_le_bytes())
+}
+
+/// Writes the hop limit. No checksum covers it, so a sum of the hardware changes with it.
+#[inline(always)]
+fn store_hops_v6(frame: &impl Frame, packet: &Packet, hops: u8) -> Option<()> {
+    frame.store(packet.header + 7, &[hops])?;
+    frame.update_hardware_checksum(Difference::of_bytes([packet.proto, hops + 1], [packet.proto, hops]));
+    Some(())
 }
 
 /// Returns true for the sequence number of a reset that the endpoint may accept, by its last

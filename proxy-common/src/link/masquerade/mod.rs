@@ -2,7 +2,7 @@
 //! they come in, before netfilter. Conntrack sees neither the address nor the port.
 
 use super::{
-    Notes, Outcome, count_drop, finish, fragment, malformed, may_be_endpoint,
+    Notes, Outcome, count_drop, direct, finish, forward, fragment, malformed, may_be_endpoint,
     original::{
         ClientPacket,
         entries::{self, Replaces},
@@ -98,7 +98,8 @@ pub(super) fn reply<F: Frame, T: Tables>(
         return None;
     }
     reply::observe(frame, tables, packet, (&key, &flow), tcp);
-    Some(translate(frame, tables, packet, protocol, (&key, &flow), Direction::Original))
+    let outcome = translate(frame, tables, packet, protocol, (&key, &flow), Direction::Original);
+    Some(forward(outcome, &flow))
 }
 
 /// Returns true if a packet that comes in may be the reply to a masqueraded flow.
@@ -150,7 +151,7 @@ fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPacket
         return false;
     }
     if !outgoing.flow.is_none() {
-        outgoing.flow.state &= flow_state::ASSURED;
+        outgoing.flow.state = outgoing.flow.state & flow_state::ASSURED | direct::state(tables);
         outgoing.flow.used_ns = outgoing.now_ns;
         if entries::reuse(tables, outgoing) {
             return true;
@@ -190,8 +191,8 @@ fn allocate<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPac
 fn choose_address<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPacket) -> bool {
     let FlowKey { source: client, destination, .. } = outgoing.key;
     let Some(address) = tables.masquerade_address(frame.link(), &destination.addr) else { return false };
-    let source = Endpoint::new(address, client.port);
-    outgoing.flow = Flow { source, destination, used_ns: outgoing.now_ns, ..Flow::NONE };
+    let (source, state) = (Endpoint::new(address, client.port), direct::state(tables));
+    outgoing.flow = Flow { source, destination, state, used_ns: outgoing.now_ns, ..Flow::NONE };
     true
 }
 

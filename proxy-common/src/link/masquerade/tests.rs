@@ -53,7 +53,7 @@ impl Node {
                 self.flows += 1;
                 Some(further_tries + 1)
             }
-            Outcome::Drop | Outcome::Redirect => None,
+            Outcome::Drop | Outcome::Redirect | Outcome::Forward => None,
         }
     }
 

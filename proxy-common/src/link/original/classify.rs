@@ -1,6 +1,9 @@
 //! Decides what a client's packet is: of an existing flow, the first of a new one, or neither.
 
-use super::{super::is_settling, ClientPacket, entries, set_mark};
+use super::{
+    super::{direct, is_settling},
+    ClientPacket, entries, set_mark,
+};
 use crate::{
     Addr,
     layout::{
@@ -99,6 +102,7 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
     {
         incoming.flow.state = masquerade_state(&service, is_local, source, incoming.flow.destination)
             | flow_state::of_list(slots.list)
+            | direct::state(tables)
             | incoming.flow.state & flow_state::ASSURED;
         incoming.flow.used_ns = incoming.now_ns;
         return Classification::Reused;
@@ -156,7 +160,9 @@ fn begin(
         destination: endpoint,
         service: service.service,
         generation: service.generation,
-        state: masquerade_state(service, is_local, source, endpoint) | flow_state::of_list(slots.list),
+        state: masquerade_state(service, is_local, source, endpoint)
+            | flow_state::of_list(slots.list)
+            | direct::state(tables),
         acknowledged: 0,
         used_ns: incoming.now_ns,
     };

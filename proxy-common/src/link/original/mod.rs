@@ -4,7 +4,9 @@ mod classify;
 pub(super) mod entries;
 
 use self::classify::{Classification, classify};
-use super::{Outcome, count_drop, direct, finish_flow_packet, fragment, ip_length, malformed, masquerade};
+use super::{
+    Outcome, count_drop, direct, finish_flow_packet, forward, fragment, ip_length, malformed, masquerade,
+};
 use crate::{
     Protocol,
     flow::{self, observed_state},
@@ -150,7 +152,7 @@ fn translate<F: Frame, T: Tables>(
     }
     let event = ServiceEvent::ToEndpoint(ip_length(frame, packet));
     let rewritten = rewrite::transport(frame, packet, *protocol, key, flow);
-    finish_flow_packet(tables, key, flow, event, rewritten)
+    forward(finish_flow_packet(tables, key, flow, event, rewritten), flow)
 }
 
 /// Sets bits of the mark, and returns them.

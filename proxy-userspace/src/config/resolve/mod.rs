@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     kernel::{cgroup, ipvs::Timeouts},
-    mode::{BackstopPolicy, LinksMasquerade, LinksPath, Mode, SocketsScope},
+    mode::{BackstopPolicy, LinksDirect, LinksMasquerade, LinksPath, Mode, SocketsScope},
     model::{
         DetectLocalMode, InterfaceGlobs, LinkName, ModelSettings, NodePortAddresses, PortRange,
         parse_cidr_sloppy,
@@ -354,6 +354,7 @@ fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> 
         log: logging::of_programs(settings),
         backstop,
         links_path,
+        links_direct: links_direct(settings),
         sockets_scope: settings
             .text("shunt.sockets.scope")
             .and_then(SocketsScope::from_name)
@@ -369,6 +370,17 @@ fn backstop(settings: &mut Settings) -> (BackstopPolicy, LinksPath) {
         settings.reject("shunt.links.path", "must be auto, programs or direct when shunt.backstop is never");
     }
     (policy.unwrap_or(BackstopPolicy::Auto), path.unwrap_or(LinksPath::Auto))
+}
+
+/// Returns which packets take the direct path.
+fn links_direct(settings: &mut Settings) -> LinksDirect {
+    const PATH: &str = "shunt.links.direct";
+    let direct = settings.text(PATH).and_then(LinksDirect::from_name).unwrap_or(LinksDirect::Learned);
+    let masquerade = settings.text("shunt.links.masquerade").and_then(LinksMasquerade::from_name);
+    if (direct, masquerade) == (LinksDirect::Whole, Some(LinksMasquerade::Netfilter)) {
+        settings.reject(PATH, "must be learned when shunt.links.masquerade is netfilter");
+    }
+    direct
 }
 
 /// Returns the source ports of the flows that the link programs masquerade, if they do.

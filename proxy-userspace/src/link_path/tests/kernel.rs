@@ -14,7 +14,7 @@ use crate::{
         bpf::tc,
         command::{Command, Launcher},
     },
-    net::LinkPath,
+    net::{DirectScope, LinkPath},
 };
 
 /// A test waits no longer, on a busy machine either.
@@ -152,7 +152,12 @@ fn ipsec_policies_are_read() {
 }
 
 fn settings(direct: DirectPath) -> Settings {
-    Settings { own_marks: OWN_MARKS, sync_period: Duration::from_hours(1), direct }
+    Settings {
+        own_marks: OWN_MARKS,
+        sync_period: Duration::from_hours(1),
+        direct,
+        scope: DirectScope::Learned,
+    }
 }
 
 /// Runs `report` until `test` has seen enough.
@@ -214,7 +219,7 @@ fn a_filter_and_a_policy_are_reported() {
 
 /// Returns true for the direct path for packets from all links but these.
 fn is_direct_without(path: Option<&LinkPath>, links: &[&str]) -> bool {
-    matches!(path, Some(LinkPath::Direct { without }) if without.iter().map(|link| &**link).eq(links.iter().copied()))
+    matches!(path, Some(LinkPath::Direct { without, .. }) if without.iter().map(|link| &**link).eq(links.iter().copied()))
 }
 
 #[test]

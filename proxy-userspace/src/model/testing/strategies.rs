@@ -15,7 +15,7 @@ use crate::{
         ServicePort, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, Snapshot, SocketScope,
         SourceAddress, TrafficPolicy, UnixNanos, WatchEvent,
     },
-    net::NetnsCookie,
+    net::{DirectScope, NetnsCookie},
 };
 
 const CLUSTER_IPS: [&str; 6] =
@@ -138,10 +138,13 @@ pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
 
 fn any_link_path() -> impl Strategy<Value = LinkPath> {
     let netfilter = LinkPath::Netfilter { why: "a rule of others".into() };
-    let direct = |without: &[&str]| LinkPath::Direct {
+    let direct = |scope, without: &[&str]| LinkPath::Direct {
+        scope,
         without: without.iter().map(|link| Arc::from(*link)).collect(),
     };
-    select(vec![LinkPath::Programs, direct(&[]), direct(&["veth1"]), netfilter])
+    let learned = direct(DirectScope::Learned, &[]);
+    let without = direct(DirectScope::Learned, &["veth1"]);
+    select(vec![LinkPath::Programs, learned, without, direct(DirectScope::Whole, &[]), netfilter])
 }
 
 fn any_socket_scope() -> impl Strategy<Value = SocketScope> {

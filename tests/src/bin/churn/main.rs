@@ -35,9 +35,17 @@ struct Arguments {
     /// The binary of the proxy.
     #[arg(long, value_name = "PATH")]
     shunt: PathBuf,
-    /// Let packets of learned flows take the direct path, and let the programs masquerade.
-    #[arg(long)]
-    direct: bool,
+    /// Let the programs masquerade, and packets take the direct path: those of learned flows, or
+    /// whole flows.
+    #[arg(
+        long,
+        value_name = "FLOWS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "learned",
+        value_parser = ["learned", "whole"]
+    )]
+    direct: Option<String>,
     /// The total number of connections.
     #[arg(long, default_value_t = 5000)]
     connections: usize,
@@ -61,8 +69,9 @@ struct Arguments {
 impl Arguments {
     /// Without rules of others, packets take the direct path if the programs masquerade.
     fn set_masquerading(&self, proxy: &mut Proxy) {
-        if self.direct {
+        if let Some(flows) = &self.direct {
             proxy.set_flag("--links-masquerade", "programs");
+            proxy.set_flag("--links-direct", flows);
         }
     }
 }

@@ -32,7 +32,7 @@ use super::{
     plan::{
         ids::ServiceIds,
         state::State,
-        step::{DirectEpoch, MapEntry, MasqueradeFields},
+        step::{DirectEpoch, DirectFields, MapEntry, MasqueradeFields},
     },
     rules::Marks,
 };
@@ -184,7 +184,7 @@ impl Maps {
             masquerading: before.map_or(Masquerading::Netfilter as u16, |value| value.masquerading),
             first_port: before.map_or(0, |value| value.first_port),
             last_port: before.map_or(0, |value| value.last_port),
-            zero: 0,
+            direct_scope: before.map_or(0, |value| value.direct_scope),
             direct_epoch: before.map_or(0, |value| value.direct_epoch),
         };
         self.node.set(0, value, 0).map_err(failed("write", "node"))
@@ -222,9 +222,10 @@ impl Maps {
         })
     }
 
-    /// Sets the epoch of the direct path.
-    pub(crate) fn set_direct(&mut self, epoch: DirectEpoch) -> Result<(), KernelError> {
-        self.update_node(|node| node.direct_epoch = epoch.0)
+    /// Sets which flows take the direct path.
+    pub(crate) fn set_direct(&mut self, fields: DirectFields) -> Result<(), KernelError> {
+        let DirectFields { epoch, scope } = fields;
+        self.update_node(|node| (node.direct_epoch, node.direct_scope) = (epoch.0, scope))
     }
 
     /// Sets what the link programs do with new flows.
@@ -342,14 +343,14 @@ impl Maps {
     }
 
     /// Returns what a plan sets in `node`: how local clients are recognized, which sockets are
-    /// served, what becomes of new flows, what masquerades, and the epoch of the direct path.
+    /// served, what becomes of new flows, what masquerades, and which flows take the direct path.
     pub(crate) fn node_settings(
         &self,
-    ) -> Result<(u32, u16, u16, MasqueradeFields, DirectEpoch), KernelError> {
+    ) -> Result<(u32, u16, u16, MasqueradeFields, DirectFields), KernelError> {
         let node = self.node.get(&0, 0).map_err(failed("read", "node"))?;
         let NodeValue { masquerading, first_port, last_port, .. } = node;
         let masquerade = MasqueradeFields { masquerading, first_port, last_port };
-        let direct = DirectEpoch(node.direct_epoch);
+        let direct = DirectFields { epoch: DirectEpoch(node.direct_epoch), scope: node.direct_scope };
         Ok((node.local_detection, node.socket_scope, node.new_flows, masquerade, direct))
     }
 }

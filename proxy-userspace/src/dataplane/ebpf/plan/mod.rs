@@ -132,14 +132,13 @@ impl<'a> Planner<'a> {
     }
 
     fn finish(self) -> Plan {
-        let (state, begins_epoch) = (self.state, self.begins_epoch());
+        let (state, epoch) = (self.state, self.next_epoch());
         let Self { written, phases, .. } = self;
         let attach = (!state.attached).then_some(Step::Attach);
         // Attaching to sockets does not wait for the rules: only packets need them.
         let rules = (!state.rules_are_installed).then_some(Step::InstallRules);
         // A frontend that another service port took over was switched: it must not be removed for
         // its old owner. Frontends are removed before the slots that they lead to.
-        let epoch = begins_epoch.then(|| Step::SetDirect(state.direct.next_on()));
         let closures = phases.closures.into_iter().filter(|(key, _)| !written.contains(key));
         let steps = phases
             .additions

@@ -10,7 +10,7 @@ use proxy_common::{
 use super::{
     super::links::{HookState, LinkHook},
     Planner,
-    step::{MapEntry, Step},
+    step::{DirectFields, MapEntry, Step},
     translate,
 };
 use crate::{kernel::bpf::tc::Hook, model::LinkPath};
@@ -77,21 +77,26 @@ impl Planner<'_> {
     pub(super) fn direct_path(&mut self) {
         let (node, state) = (self.node, self.state);
         self.difference(&state.direct_links, &node.direct_links, MapEntry::DirectLink);
-        if matches!(node.link_path, LinkPath::Direct { .. }) {
-            self.direct_begins = !state.direct.is_on();
-        } else if state.direct.is_on() {
-            self.phases.additions.insert(0, Step::SetDirect(state.direct.off()));
+        let DirectFields { epoch, scope: before } = state.direct;
+        if let LinkPath::Direct { scope, .. } = node.link_path {
+            self.direct_begins = !epoch.is_on() || before != scope as u16;
+        } else if epoch.is_on() {
+            let off = DirectFields { epoch: epoch.off(), ..state.direct };
+            self.phases.additions.insert(0, Step::SetDirect(off));
         }
     }
 
-    /// Returns true if a new epoch of the direct path begins after the programs are on links and
-    /// entries are removed: datagrams must not reach an endpoint that is gone, or come in on a link
-    /// that others watch.
-    pub(super) fn begins_epoch(&self) -> bool {
-        let is_direct = matches!(self.node.link_path, LinkPath::Direct { .. }) && self.state.direct.is_on();
+    /// Returns the step that begins a new epoch of the direct path after the programs are on links
+    /// and entries are removed: datagrams must not reach an endpoint that is gone, or come in on a
+    /// link that others watch.
+    pub(super) fn next_epoch(&self) -> Option<Step> {
+        let LinkPath::Direct { scope, .. } = self.node.link_path else { return None };
+        let epoch = self.state.direct.epoch;
         let ends_flows =
             |step: &Step| matches!(step, Step::Remove(MapEntry::Member(_) | MapEntry::DirectLink(_)));
-        self.direct_begins || is_direct && self.phases.removals.iter().any(ends_flows)
+        let ends = epoch.is_on() && self.phases.removals.iter().any(ends_flows);
+        let fields = DirectFields { epoch: epoch.next_on(), scope: scope as u16 };
+        (self.direct_begins || ends).then_some(Step::SetDirect(fields))
     }
 
     /// Plans the programs on links. Until they are on all links, and the flows of conntrack are

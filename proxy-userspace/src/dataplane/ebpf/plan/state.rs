@@ -13,7 +13,7 @@ use super::{
     digest::Digest,
     ids::{IdAllocator, ServiceIds},
     ranges::{LinkSubnet, Prefix, Range},
-    step::{DirectEpoch, MapEntry, MasqueradeFields, Step},
+    step::{DirectFields, MapEntry, MasqueradeFields, Step},
 };
 use crate::{model::ServicePortKey, net::NetnsCookie};
 
@@ -42,7 +42,7 @@ pub struct State {
     /// [`proxy_common::layout::NewFlows`], as in the map.
     pub(crate) new_flows: u16,
     pub(crate) masquerade: MasqueradeFields,
-    pub(crate) direct: DirectEpoch,
+    pub(crate) direct: DirectFields,
     pub(crate) direct_links: BTreeSet<u32>,
     pub(crate) masquerade_addresses: BTreeMap<LinkSubnet, Addr>,
     /// The socket programs are attached.
@@ -70,7 +70,7 @@ impl State {
             Step::InstallRules => self.rules_are_installed = true,
             Step::SetSocketScope(scope) => self.socket_scope = *scope as u16,
             Step::SetMasquerade(fields) => self.masquerade = *fields,
-            Step::SetDirect(epoch) => self.direct = *epoch,
+            Step::SetDirect(fields) => self.direct = *fields,
             Step::SetNewFlows(new_flows) => self.new_flows = *new_flows as u16,
             Step::ReleaseSockets { .. }
             | Step::ForgetFlows { .. }

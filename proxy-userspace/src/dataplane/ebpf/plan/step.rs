@@ -149,6 +149,15 @@ impl DirectEpoch {
     }
 }
 
+/// Which flows take the direct path, as in the map `node`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirectFields {
+    /// The epoch.
+    pub epoch: DirectEpoch,
+    /// The [`DirectScope`](proxy_common::layout::DirectScope).
+    pub scope: u16,
+}
+
 /// One change to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -162,8 +171,8 @@ pub enum Step {
     SetSocketScope(SocketScope),
     /// Masquerade in this way.
     SetMasquerade(MasqueradeFields),
-    /// Begin this epoch of the direct path.
-    SetDirect(DirectEpoch),
+    /// Begin an epoch of the direct path.
+    SetDirect(DirectFields),
     /// Do this with new flows on links.
     SetNewFlows(NewFlows),
     /// Remove the flows that are out of date because netfilter had new flows: those whose packets

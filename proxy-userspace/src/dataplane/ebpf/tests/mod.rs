@@ -14,7 +14,7 @@ use proxy_common::{
 use super::{
     HookState, LinkHook, MapEntry, MapSizes, Plan, State, Step,
     failures::Failures,
-    plan::{capacity, plan, translate},
+    plan::{capacity, plan, step::DirectFields, translate},
 };
 use crate::{
     dataplane::PlanSize as _,
@@ -217,9 +217,9 @@ proptest! {
         let mut state = programmed(&before);
         let steps = plan(&state, &after, &dirty).steps;
         for (at, step) in steps.iter().enumerate() {
-            let (epoch, later) = (state.direct, &steps[at + 1..]);
+            let (epoch, later) = (state.direct.epoch, &steps[at + 1..]);
             match step {
-                Step::SetDirect(next) => {
+                Step::SetDirect(DirectFields { epoch: next, .. }) => {
                     prop_assert!(next.0 > epoch.0, "no epoch returns");
                     let attaches = later.iter().any(|step| matches!(step, Step::AttachLink(..)));
                     prop_assert!(!next.is_on() || !attaches && state.new_flows == NewFlows::Translate as u16);
@@ -232,7 +232,13 @@ proptest! {
             }
             state.record(step);
         }
-        prop_assert_eq!(state.direct.is_on(), matches!(after.node.link_path, LinkPath::Direct { .. }));
+        match after.node.link_path {
+            LinkPath::Direct { scope, .. } => {
+                prop_assert!(state.direct.epoch.is_on());
+                prop_assert_eq!(state.direct.scope, scope as u16);
+            }
+            _ => prop_assert!(!state.direct.epoch.is_on()),
+        }
         prop_assert_eq!(state.direct_links, after.node.direct_links);
     }
 

@@ -111,14 +111,14 @@ pub(crate) fn leave_flows(pins: &PinDir, state: &State) -> Result<usize, KernelE
     let mut count = 0;
     for family in IpFamily::ALL {
         conntrack::for_each_connection(family, Protocol::Udp, &mut |udp| {
-            flows.reserve_source(&udp.tracked);
+            flows.reserve_source(udp);
             if let Some(service) = service_of(&udp.tracked, state) {
                 flows.leave(udp, service);
                 count += 1;
             }
         })?;
         conntrack::for_each_connection(family, Protocol::Tcp, &mut |tcp| {
-            flows.reserve_source(&tcp.tracked);
+            flows.reserve_source(tcp);
             let vip = tcp.tracked.original.destination;
             if tcp.is_half_open() && tcp.tracked.is_dnat && service_at(vip, Protocol::Tcp, state).is_some() {
                 flows.leave_half_open(tcp.tracked.original);
@@ -260,19 +260,28 @@ impl Flows {
         self.put_entry(Protocol::Udp, original, Flow { used_ns, ..flow });
     }
 
-    /// Keeps the source port of a connection that netfilter masqueraded, or that the programs
-    /// masqueraded until conntrack took it over, if they could give it to another flow.
-    fn reserve_source(&mut self, TrackedConnection { protocol, original, reply, .. }: &TrackedConnection) {
+    /// Keeps the source port of a connection that conntrack translates, if the programs could give
+    /// it to another flow to the endpoint.
+    fn reserve_source(&mut self, connection: &Connection) {
+        let TrackedConnection { protocol, original, reply, is_dnat } = &connection.tracked;
         let is_masqueraded = reply.destination.ip() != original.source.ip();
-        if !is_masqueraded || !self.ports.contains(&reply.destination.port()) {
-            return;
-        }
-        let key = key(Direction::MasqueradeReply, *protocol, *reply);
+        let direction = match is_masqueraded {
+            true if self.ports.contains(&reply.destination.port()) => Direction::MasqueradeReply,
+            false if *is_dnat => Direction::Reply,
+            _ => return,
+        };
+        let key = key(direction, *protocol, *reply);
         if self.entry(&key).is_some() {
             return;
         }
-        let used_ns = clock::nanos(self.opened).max(1);
-        let flow = Flow { used_ns, ..untranslated_flow(*protocol, *reply, 0) };
+        let flow = untranslated_flow(*protocol, *reply, 0);
+        let used_ns = if is_masqueraded {
+            clock::nanos(self.opened)
+        } else {
+            // The programs do not see its replies.
+            last_packet(self.opened, flow.lifetime(*protocol), connection.expires_after(), None)
+        };
+        let flow = Flow { used_ns: used_ns.max(1), ..flow };
         if let Err(error) = self.assured.insert(key, flow, 0) {
             tracing::debug!(%error, "cannot reserve the source port of a connection: its replies may be lost");
         }
@@ -322,6 +331,11 @@ pub(crate) fn has_source(address: Addr, key: &FlowKey, flow: &Flow) -> bool {
         Some(Direction::MasqueradeReply) => key.destination.addr == address,
         _ => false,
     }
+}
+
+/// Returns true if no packet of a flow goes through the stack.
+pub(crate) const fn is_whole(flow: &Flow) -> bool {
+    flow.state & flow_state::WHOLE != 0
 }
 
 /// Returns true if the programs pass the packets of a flow unchanged.

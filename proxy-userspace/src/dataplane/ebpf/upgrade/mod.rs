@@ -159,7 +159,8 @@ impl Ebpf {
         if connections + lost > 0 {
             tracing::info!(connections, lost, "conntrack took over the flows of the link programs");
         }
-        Ok(())
+        // Conntrack may get connections with the addresses of those that stayed behind.
+        self.forget(&|_, flow| handover::is_whole(flow))
     }
 
     /// Makes the programs use the new marks, and then removes the rules for the old marks. Waits

@@ -1,5 +1,7 @@
 //! What is learned from packets that went through the stack, and what takes the direct path then.
 
+mod whole;
+
 use std::{net::SocketAddr, vec::Vec};
 
 use super::{LEASE_NS, Outcome};
@@ -8,7 +10,7 @@ use crate::{
     Protocol::{self, Tcp, Udp},
     checksum::Difference,
     layout::{DirectState, Direction, Masquerading, flags},
-    packet::TcpFlags,
+    packet::{Route, TcpFlags},
     testing::{Addresses, FrameRunner as _, Hook, InputFrame, MemoryMaps, TestNode, TestPacket},
 };
 
@@ -18,6 +20,8 @@ const OUTSIDE: u32 = 2;
 const POD: u32 = 3;
 const MAC_OF_NODE: [u8; 6] = [2, 0, 0, 0, 0, 9];
 const MAC_OF_NEXT: [u8; 6] = [2, 0, 0, 0, 0, 7];
+/// Both, as they leave.
+const HARDWARE: [u8; 12] = [2, 0, 0, 0, 0, 7, 2, 0, 0, 0, 0, 9];
 const MILLISECOND: u64 = 1_000_000;
 const PLAIN: TcpFlags = TcpFlags::ACK_ALONE;
 
@@ -40,11 +44,22 @@ struct Node {
     source: SocketAddr,
     /// The stack drops packets.
     drops: bool,
+    /// The kernel tells routes.
+    has_routes: bool,
 }
 
 impl Node {
     /// Returns a node whose flow is established for 10 milliseconds.
     fn new(protocol: Protocol, is_masqueraded: bool) -> Self {
+        let mut node = Self::without_flow(protocol, is_masqueraded);
+        assert_eq!(node.send(&node.request(TcpFlags::SYN_ALONE)), Way::Stack);
+        assert_eq!(node.send(&node.reply(TcpFlags::SYN_ACK)), Way::Stack);
+        assert_eq!(node.send(&node.request(PLAIN)), Way::Stack);
+        node.pass(10 * MILLISECOND);
+        node
+    }
+
+    fn without_flow(protocol: Protocol, is_masqueraded: bool) -> Self {
         let mut maps = MemoryMaps { random_step: 0, ..MemoryMaps::default() };
         let client = SocketAddr::new(AT.client, 40_000);
         let [vip, endpoint] = [SocketAddr::new(AT.external_ip, 80), SocketAddr::new(AT.pod, 8080)];
@@ -60,12 +75,7 @@ impl Node {
             node.put_service(&service.with_flags(flags::MASQUERADE_OUTSIDE));
         }
         let source = if is_masqueraded { SocketAddr::new(AT.node, 2_000) } else { client };
-        let mut node = Self { maps, protocol, vip, endpoint, source, drops: false };
-        assert_eq!(node.send(&node.request(TcpFlags::SYN_ALONE)), Way::Stack);
-        assert_eq!(node.send(&node.reply(TcpFlags::SYN_ACK)), Way::Stack);
-        assert_eq!(node.send(&node.request(PLAIN)), Way::Stack);
-        node.pass(10 * MILLISECOND);
-        node
+        Self { maps, protocol, vip, endpoint, source, drops: false, has_routes: false }
     }
 
     /// Returns a node that has learned both directions.
@@ -120,18 +130,24 @@ impl Node {
         let is_reply = packet.from == self.endpoint;
         let (link, out) = if is_reply { (POD, OUTSIDE) } else { (OUTSIDE, POD) };
         let segments = frame.segments;
-        let came_in = self.run(Hook::Ingress, InputFrame { link, ..frame });
+        let route = self.has_routes.then_some(Route { link: out, next_hop: packet.to.ip().into() });
+        let came_in = self.run(Hook::Ingress, InputFrame { link, route, ..frame });
         let (way, mut bytes, ingress_link) = match came_in.outcome {
             Outcome::Redirect => {
                 assert_eq!(came_in.redirected_to, out);
-                (Way::Direct, came_in.bytes, 0)
+                let mut bytes = came_in.bytes;
+                if self.has_routes {
+                    // The kernel writes it on the way.
+                    bytes[..12].copy_from_slice(&HARDWARE);
+                }
+                (Way::Direct, bytes, 0)
             }
             Outcome::Proceed if self.drops => return Way::Dropped,
             Outcome::Proceed => (Way::Stack, came_in.bytes, link),
-            Outcome::Drop => panic!("dropped: {packet:?}"),
+            Outcome::Drop | Outcome::Forward => panic!("dropped: {packet:?}"),
         };
         if way == Way::Stack {
-            route(&mut bytes);
+            forward(&mut bytes);
         }
         let left =
             InputFrame { link: out, note: came_in.note, ingress_link, segments, ..InputFrame::new(bytes) };
@@ -156,8 +172,8 @@ impl Node {
 }
 
 /// Does what the stack does with an IPv4 packet.
-fn route(bytes: &mut [u8]) {
-    bytes[..12].copy_from_slice(&[MAC_OF_NEXT, MAC_OF_NODE].concat());
+fn forward(bytes: &mut [u8]) {
+    bytes[..12].copy_from_slice(&HARDWARE);
     let before = [bytes[22], bytes[23]];
     bytes[22] -= 1;
     let difference = Difference::of_bytes(before, [bytes[22], bytes[23]]);

@@ -1,0 +1,99 @@
+//! Whole flows on the direct path, from the first packet on: the programs ask the kernel for the
+//! route, and netfilter sees no packet.
+
+use super::{
+    Outcome, class_and_hops, count_drop, difference_of_hops, is_plain, longest, may_be_endpoint,
+    store_hops_v6,
+};
+use crate::{
+    Protocol,
+    layout::{Counter, Direction, FlowKey, ProgramError, flow_state},
+    packet::{Frame, IpVersion, Packet, Route, RoutedPacket},
+    tables::Tables,
+};
+
+/// Returns true if packets take the direct path from the first one of a flow on.
+#[inline(always)]
+pub(in super::super) fn is_whole(tables: &impl Tables) -> bool {
+    tables.node().is_some_and(|node| node.is_whole())
+}
+
+/// Returns the state bit of a new flow. A flow that began in the stack stays there or is learned:
+/// conntrack may have changed its source port.
+#[inline(always)]
+pub(in super::super) fn state(tables: &impl Tables) -> u32 {
+    if is_whole(tables) { flow_state::WHOLE } else { 0 }
+}
+
+/// Returns true if a packet that comes in is of an endpoint and belongs to a whole flow. The program
+/// on the link where it leaves translates it.
+#[inline(never)]
+pub(in super::super) fn is_reply<T: Tables>(
+    tables: &T,
+    packet: &Packet,
+    protocol: Protocol,
+    ports: [u16; 2],
+) -> bool {
+    if !may_be_endpoint(tables, &packet.source, ports[0]) {
+        return false;
+    }
+    let key = FlowKey::new(Direction::Reply, protocol, packet.tuple(ports));
+    tables.flow(&key).is_some_and(|flow| flow.state & flow_state::WHOLE != 0)
+}
+
+/// Sends a packet with its final destination out on the link to which the kernel would forward it.
+/// [`Outcome::Proceed`] sends it through the stack. `packet` is read again.
+#[inline(never)]
+pub(in super::super) fn send_on<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut Packet) -> Outcome {
+    let mut route = Route::NONE;
+    let Some(hops) = find_route(frame, tables, packet, &mut route) else { return Outcome::Proceed };
+    if count_hop(frame, packet, hops).is_none() {
+        tables.count_error(ProgramError::NotRewritten);
+        return count_drop(tables, Counter::NotRewritten);
+    }
+    frame.redirect_to(&route);
+    Outcome::Redirect
+}
+
+/// Finds the route of a packet that the programs may forward. Returns the number of hops that are
+/// left to it.
+#[inline(always)]
+fn find_route<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &mut Packet,
+    route: &mut Route,
+) -> Option<u8> {
+    packet.read(frame)?;
+    let protocol = Protocol::of_packet(packet.proto)?;
+    let (traffic_class, hops) = class_and_hops(frame, packet)?;
+    if hops <= 1 || !is_plain(frame, packet) || !tables.is_direct_link(frame.link()) {
+        return None;
+    }
+    if !has_own_mark(frame, tables) {
+        return None;
+    }
+    let tuple = packet.tuple(packet.ports(frame)?);
+    let length = longest(frame, packet, protocol.is_connection_oriented())?.try_into().ok()?;
+    let routed = RoutedPacket { version: packet.version, proto: packet.proto, traffic_class, length, tuple };
+    (frame.find_route(&routed, route) && tables.is_direct_link(route.link)).then_some(hops)
+}
+
+/// Returns false if the mark has bits that rules of others may look at.
+#[inline(always)]
+fn has_own_mark(frame: &impl Frame, tables: &impl Tables) -> bool {
+    let mark = frame.mark();
+    mark == 0 || tables.node().is_some_and(|node| mark & !node.masquerade_mark == 0)
+}
+
+/// Writes the hop limit of a packet that is forwarded.
+#[inline(always)]
+fn count_hop(frame: &impl Frame, packet: &Packet, hops: u8) -> Option<()> {
+    match packet.version {
+        IpVersion::V4 => {
+            let [a, b] = difference_of_hops(packet, hops).apply(packet.checksum);
+            frame.store(packet.header + 8, &[hops - 1, packet.proto, a, b])
+        }
+        IpVersion::V6 => store_hops_v6(frame, packet, hops - 1),
+    }
+}
