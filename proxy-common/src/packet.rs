@@ -44,8 +44,8 @@ pub trait Frame {
     fn priority(&self) -> u32;
     /// Sets the priority.
     fn set_priority(&self, priority: u32);
-    /// Asks the kernel where it would forward a packet that came in on this link. Returns false if it
-    /// would not, if the packet is too long, or if a tunnel is on the way.
+    /// Asks the kernel where it would forward a packet that came in on this link. Returns false if
+    /// it would not, if the packet is too long, or if a tunnel is on the way.
     fn find_route(&self, packet: &RoutedPacket, route: &mut Route) -> bool;
     /// Makes the packet leave on another link, as it is, if the program returns
     /// [`Outcome::Redirect`](crate::link::Outcome).

@@ -357,10 +357,9 @@ pub enum Masquerading {
 
 /// Which packets of a flow take the direct path.
 #[repr(u16)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DirectScope {
     /// Those that are as the ones that went through the stack before.
-    #[default]
     Learned = 0,
     /// All, from the first one on. The programs ask for the route.
     Whole = 1,
@@ -377,8 +376,8 @@ impl NodeValue {
         self.direct_epoch & 1 != 0
     }
 
-    /// Returns true if packets take the direct path from the first one of a flow on. Netfilter must
-    /// not masquerade them then.
+    /// Returns true if packets take the direct path from the first one of a flow on. Then netfilter
+    /// must not masquerade them.
     #[inline(always)]
     pub const fn is_whole(&self) -> bool {
         self.is_direct()

@@ -22,8 +22,8 @@ use crate::{
 pub enum Outcome {
     /// It passes, and other programs on the link see it too.
     Proceed,
-    /// It may leave at once by the route that the kernel has for it, and else passes. No program
-    /// returns it.
+    /// It leaves at once if the kernel has a route for it, and passes otherwise. No program returns
+    /// it.
     Forward,
     /// It is dropped.
     Drop,

@@ -70,8 +70,8 @@ pub fn find_route(skb: *mut __sk_buff, link: u32, packet: &RoutedPacket, route: 
     true
 }
 
-/// Makes the packet leave by a route. The kernel writes the Ethernet header, and keeps its entry for
-/// the next hop current. Minimum kernel: 5.10 (ba452c9e996d).
+/// Makes the packet leave by a route. The kernel writes the Ethernet header, and keeps its entry
+/// for the next hop current. Minimum kernel: 5.10 (ba452c9e996d).
 #[inline(always)]
 pub fn redirect_to(route: &Route) {
     // SAFETY: all fields are numbers, for which zero is valid.

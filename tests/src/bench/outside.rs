@@ -85,8 +85,8 @@ pub(super) struct OutsideResult {
 }
 
 impl Way {
-    /// All ways. Conntrack translates connections in the last three. Afterwards the kernel tracks connections
-    /// for a while.
+    /// All ways. Conntrack translates connections in the last three. Afterwards the kernel tracks
+    /// connections for a while.
     pub const ALL: [Self; 7] = [
         Self::Routed,
         Self::Masquerading,

@@ -25,8 +25,8 @@ pub(in super::super) fn state(tables: &impl Tables) -> u32 {
     if is_whole(tables) { flow_state::WHOLE } else { 0 }
 }
 
-/// Returns true if a packet that comes in is of an endpoint and belongs to a whole flow. The program
-/// on the link where it leaves translates it.
+/// Returns true if a packet that comes in is of an endpoint and belongs to a whole flow. It is
+/// translated on the link where it leaves.
 #[inline(never)]
 pub(in super::super) fn is_reply<T: Tables>(
     tables: &T,

@@ -20,8 +20,6 @@ const OUTSIDE: u32 = 2;
 const POD: u32 = 3;
 const MAC_OF_NODE: [u8; 6] = [2, 0, 0, 0, 0, 9];
 const MAC_OF_NEXT: [u8; 6] = [2, 0, 0, 0, 0, 7];
-/// Both, as they leave.
-const HARDWARE: [u8; 12] = [2, 0, 0, 0, 0, 7, 2, 0, 0, 0, 0, 9];
 const MILLISECOND: u64 = 1_000_000;
 const PLAIN: TcpFlags = TcpFlags::ACK_ALONE;
 
@@ -138,7 +136,7 @@ impl Node {
                 let mut bytes = came_in.bytes;
                 if self.has_routes {
                     // The kernel writes it on the way.
-                    bytes[..12].copy_from_slice(&HARDWARE);
+                    write_hardware(&mut bytes);
                 }
                 (Way::Direct, bytes, 0)
             }
@@ -171,9 +169,13 @@ impl Node {
     }
 }
 
+fn write_hardware(bytes: &mut [u8]) {
+    bytes[..12].copy_from_slice(&[MAC_OF_NEXT, MAC_OF_NODE].concat());
+}
+
 /// Does what the stack does with an IPv4 packet.
 fn forward(bytes: &mut [u8]) {
-    bytes[..12].copy_from_slice(&HARDWARE);
+    write_hardware(bytes);
     let before = [bytes[22], bytes[23]];
     bytes[22] -= 1;
     let difference = Difference::of_bytes(before, [bytes[22], bytes[23]]);
