@@ -44,6 +44,8 @@ pub trait Frame {
     fn priority(&self) -> u32;
     /// Sets the priority.
     fn set_priority(&self, priority: u32);
+    /// Returns true if a socket of the node gets packets with this source and destination.
+    fn has_socket(&self, protocol: Protocol, tuple: &Tuple) -> bool;
     /// Asks the kernel where it would forward a packet that came in on this link. Returns false if
     /// it would not, if the packet is too long, or if a tunnel is on the way.
     fn find_route(&self, packet: &RoutedPacket, route: &mut Route) -> bool;

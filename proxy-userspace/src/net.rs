@@ -128,9 +128,15 @@ impl PortRange {
         (range.first <= range.last).then_some(range)
     }
 
-    /// Returns true if a port is in both ranges.
-    pub const fn overlaps(self, other: Self) -> bool {
-        self.first <= other.last && other.first <= self.last
+    /// Returns the ports that are in both ranges.
+    pub fn common(self, other: Self) -> Option<Self> {
+        let range = Self { first: self.first.max(other.first), last: self.last.min(other.last) };
+        (range.first <= range.last).then_some(range)
+    }
+
+    /// Returns the number of ports.
+    pub fn count(self) -> u32 {
+        u32::from(self.last - self.first) + 1
     }
 }
 
@@ -256,7 +262,9 @@ mod tests {
     #[test]
     fn port_ranges_with_a_port_in_common_overlap() {
         let range = |first, last| PortRange { first, last };
-        assert!(range(1, 5).overlaps(range(5, 9)) && range(5, 9).overlaps(range(1, 5)));
-        assert!(!range(1, 4).overlaps(range(5, 9)) && !range(5, 9).overlaps(range(1, 4)));
+        assert_eq!(range(1, 5).common(range(5, 9)), Some(range(5, 5)));
+        assert_eq!(range(5, 9).common(range(1, 7)), Some(range(5, 7)));
+        assert_eq!(range(1, 4).common(range(5, 9)), None);
+        assert_eq!(range(5, 9).common(range(1, 4)), None);
     }
 }

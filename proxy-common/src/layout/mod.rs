@@ -269,6 +269,8 @@ named_enum! {
         NotRewritten = 6, "not_rewritten";
         /// Dropped: no address or no port was free to masquerade the flow, or the flow is unknown.
         NotMasqueraded = 7, "not_masqueraded";
+        /// Ports that were not taken for a masqueraded flow, because a socket of the node has them.
+        PortOfSocket = 8, "port_of_socket";
     }
 }
 

@@ -7,8 +7,10 @@ use std::{
 
 use super::{ChecksumState, InputFrame};
 use crate::{
+    Protocol,
     checksum::Difference,
-    packet::{self, ChecksumCoverage, ETHERNET_HEADER, Frame, IpVersion, Route, RoutedPacket},
+    layout::Endpoint,
+    packet::{self, ChecksumCoverage, ETHERNET_HEADER, Frame, IpVersion, Route, RoutedPacket, Tuple},
 };
 
 /// A frame in memory.
@@ -23,6 +25,7 @@ pub struct MemoryFrame {
     priority: Cell<u32>,
     redirected_to: Cell<u32>,
     route: Option<Route>,
+    socket: Option<Endpoint>,
     checksum: ChecksumState,
     /// The sum that the hardware computed of all but the Ethernet header (`skb->csum`).
     hardware_sum: Cell<u64>,
@@ -41,6 +44,7 @@ impl MemoryFrame {
             priority: Cell::new(0),
             redirected_to: Cell::new(0),
             route: input.route,
+            socket: input.socket,
             checksum: input.checksum,
             hardware_sum: Cell::new(sum(&input.bytes)),
         }
@@ -180,6 +184,10 @@ impl Frame for MemoryFrame {
 
     fn set_priority(&self, priority: u32) {
         self.priority.set(priority);
+    }
+
+    fn has_socket(&self, _: Protocol, tuple: &Tuple) -> bool {
+        self.socket == Some(tuple.destination)
     }
 
     fn find_route(&self, _: &RoutedPacket, route: &mut Route) -> bool {

@@ -3,7 +3,11 @@
 use std::{fmt, fmt::Write as _, string::String, vec::Vec};
 
 use super::{ConfigMaps, StateMaps, TestPacket};
-use crate::{layout::NodeValue, link::Outcome, packet::Route};
+use crate::{
+    layout::{Endpoint, NodeValue},
+    link::Outcome,
+    packet::Route,
+};
 
 /// The hook that a frame passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +49,8 @@ pub struct InputFrame {
     pub segments: Option<(u32, u32)>,
     /// Where the kernel would forward it. In the kernel, its routes say that.
     pub route: Option<Route>,
+    /// Address and port of a socket of the node. In the kernel, its sockets say that.
+    pub socket: Option<Endpoint>,
 }
 
 /// The interface index of lo, on which the kernel runs test frames.
@@ -62,6 +68,7 @@ impl InputFrame {
             ingress_link: 0,
             segments: None,
             route: None,
+            socket: None,
         }
     }
 }

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "contexts are raw pointers, and only the verifier checks their accesses")]
 
 mod fib;
+mod sk_lookup;
 mod skb;
 mod sock_addr;
 mod socket;

@@ -11,11 +11,12 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use proxy_common::{
+    Protocol,
     checksum::Difference,
-    packet::{self, ChecksumCoverage, Frame, IpVersion, Route, RoutedPacket},
+    packet::{self, ChecksumCoverage, Frame, IpVersion, Route, RoutedPacket, Tuple},
 };
 
-use super::fib;
+use super::{fib, sk_lookup};
 
 /// The header with which packets of a link begin.
 pub trait Layer {
@@ -209,6 +210,11 @@ impl<L: Layer> Frame for Skb<L> {
         // SAFETY: the context is valid while the program runs, and link programs may write the
         // field.
         unsafe { (&raw mut (*self.skb).priority).write_volatile(priority) };
+    }
+
+    #[inline(always)]
+    fn has_socket(&self, protocol: Protocol, tuple: &Tuple) -> bool {
+        sk_lookup::has_socket(self.skb, protocol, tuple)
     }
 
     #[inline(always)]

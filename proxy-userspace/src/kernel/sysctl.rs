@@ -70,6 +70,26 @@ pub fn local_ports() -> Result<PortRange, KernelError> {
         .ok_or_else(|| KernelError::path("read", &path)(io::Error::other(format!("{text:?} is no range"))))
 }
 
+/// Keeps the kernel from choosing these ports for sockets of this network namespace
+/// (`net.ipv4.ip_local_reserved_ports`, for both IP families). A socket can still be bound to one of
+/// them. Returns false if they are all reserved already.
+pub fn reserve_local_ports(ports: PortRange) -> Result<bool, KernelError> {
+    let path = root().join("ipv4/ip_local_reserved_ports");
+    let text = fs::read_to_string(&path).map_err(KernelError::path("read", &path))?;
+    let Some(list) = with_ports(text.trim(), ports) else { return Ok(false) };
+    fs::write(&path, list).map(|()| true).map_err(KernelError::path("write", &path))
+}
+
+/// Adds ports to a list such as `8080,9148-9200`. Returns `None` if one range of it has them all: the
+/// kernel joins ranges that follow each other.
+fn with_ports(list: &str, ports: PortRange) -> Option<String> {
+    let has_all = |range: &str| PortRange::parse(range).and_then(|range| range.common(ports)) == Some(ports);
+    if list.split(',').any(has_all) {
+        return None;
+    }
+    Some(if list.is_empty() { ports.to_string() } else { format!("{list},{ports}") })
+}
+
 /// Returns the number of online processors, at least 1. Processors that this process may not use
 /// count too, because the limits are the node's.
 pub fn processors() -> u32 {
@@ -131,6 +151,15 @@ mod tests {
     #[test]
     fn the_kernel_has_a_range_of_local_ports() {
         assert!(local_ports().is_ok_and(|ports| ports.first < ports.last));
+    }
+
+    #[test]
+    fn ports_are_added_to_the_reserved_ones() {
+        let ports = PortRange { first: 40_000, last: 40_009 };
+        assert_eq!(with_ports("", ports).as_deref(), Some("40000-40009"));
+        assert_eq!(with_ports("8080,9148-9200", ports).as_deref(), Some("8080,9148-9200,40000-40009"));
+        assert_eq!(with_ports("40001-40020", ports).as_deref(), Some("40001-40020,40000-40009"));
+        assert_eq!(with_ports("8080,39999-40020", ports), None);
     }
 
     #[test]

@@ -217,7 +217,7 @@ impl NodeView {
     pub fn netfilter_ports(&self) -> Option<PortRange> {
         const APART: PortRange = PortRange { first: 32_768, last: u16::MAX };
         let programs = self.masquerade.as_ref()?.ports;
-        (!programs.overlaps(APART)).then_some(APART)
+        programs.common(APART).is_none().then_some(APART)
     }
 }
 

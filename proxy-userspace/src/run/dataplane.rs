@@ -64,7 +64,7 @@ pub(super) fn renderer(
 
 /// Creates the programs. Their backstop is created when something needs it.
 fn ebpf(config: &Config, launcher: &Launcher, drift: &Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {
-    warn_of_shared_ports(config);
+    reserve_source_ports(config);
     let mut programs = Ebpf::new(&assembly::ebpf(config, launcher))?;
     let notified = Arc::clone(drift);
     programs.check_in_threads(move || notified.notify_one())?;
@@ -75,19 +75,39 @@ fn ebpf(config: &Config, launcher: &Launcher, drift: &Arc<Notify>) -> anyhow::Re
     Ok(Box::new(Backstopped::new(programs, policy, Box::new(create))))
 }
 
-/// Warns if sockets of the node may get the source ports of masqueraded flows. Replies to such a
-/// socket are then taken for replies to a flow.
-fn warn_of_shared_ports(config: &Config) {
+/// Reserves the source ports of masqueraded flows that the kernel might choose for a socket of the
+/// node. The socket would not get the replies that belong to it. Only warns if most of the kernel's
+/// ports were reserved: then the node might run out of them.
+fn reserve_source_ports(config: &Config) {
     let Some(ports) = config.model.masquerade_ports else { return };
-    match sysctl::local_ports() {
-        Ok(local) if ports.overlaps(local) => tracing::warn!(
+    let local = match sysctl::local_ports() {
+        Ok(local) => local,
+        Err(error) => {
+            tracing::warn!(%error, "cannot compare the source ports of masqueraded flows with those of sockets");
+            return;
+        }
+    };
+    let Some(common) = ports.common(local) else { return };
+    if common.count() > local.count() / 2 {
+        tracing::warn!(
             %ports,
             %local,
-            "sockets of the node may get the source ports of masqueraded flows: shunt.links.masqueradePorts \
-             must not overlap net.ipv4.ip_local_port_range"
+            "sockets of the node may get the source ports of masqueraded flows: most of \
+             net.ipv4.ip_local_port_range is in shunt.links.masqueradePorts, which should not overlap it"
+        );
+        return;
+    }
+    match sysctl::reserve_local_ports(common) {
+        Ok(true) => tracing::info!(
+            ports = %common,
+            "reserved source ports of masqueraded flows: sockets of the node get others (net.ipv4.ip_local_reserved_ports)"
         ),
-        Ok(_) => {}
-        Err(error) => tracing::debug!(%error, "cannot compare the source ports of masqueraded flows"),
+        Ok(false) => {}
+        Err(error) => tracing::warn!(
+            %error,
+            ports = %common,
+            "sockets of the node may get these source ports of masqueraded flows, because they cannot be reserved"
+        ),
     }
 }
 

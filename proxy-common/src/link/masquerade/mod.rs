@@ -182,7 +182,26 @@ fn allocate<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPac
         }
         outgoing.flow.source.port = port_of_range([first, last], tables.random());
     }
-    entries::insert_reply(tables, outgoing) && entries::insert_original(tables, outgoing)
+    avoid_sockets(frame, tables, outgoing)
+        && entries::insert_reply(tables, outgoing)
+        && entries::insert_original(tables, outgoing)
+}
+
+/// Chooses another port if a socket of the node has the port, which would not get the packets of the
+/// endpoint any more. Returns false if a socket has that one too. Few sockets have a port of the
+/// range, so the next packet of the client finds another one. A function call of its own saves
+/// stack.
+#[inline(never)]
+fn avoid_sockets<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPacket) -> bool {
+    for _ in 0..2 {
+        let ClientPacket { key, flow, protocol, .. } = &*outgoing;
+        if !frame.has_socket(*protocol, &flow.opposite_key(key).tuple()) {
+            return true;
+        }
+        tables.count(Counter::PortOfSocket);
+        outgoing.flow.source.port = port_of_range(port_range(tables), tables.random());
+    }
+    false
 }
 
 /// Sets the flow, with the address of the node and the port of the client. Returns false if there

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::SocketAddr, vec::Vec};
 
 use crate::{
     Addr,
-    layout::{Counter, Direction, Masquerading},
+    layout::{Counter, Direction, Endpoint, Masquerading},
     link::Outcome,
     testing::{Addresses, FrameRunner as _, Hook, InputFrame, MemoryMaps, TestPacket},
 };
@@ -17,6 +17,8 @@ const FIRST_PORT: u16 = 1_024;
 /// A node that masquerades with the ports of one address after the other.
 struct Node {
     maps: MemoryMaps,
+    /// Address and port of a socket of the node.
+    socket: Option<Endpoint>,
     clients: u32,
     flows: usize,
 }
@@ -28,7 +30,7 @@ impl Node {
         node.masquerading = Masquerading::Programs as u16;
         node.first_port = FIRST_PORT;
         node.last_port = FIRST_PORT + u16::try_from(PORTS - 1).expect("fits");
-        Self { maps, clients: 0, flows: 0 }
+        Self { maps, socket: None, clients: 0, flows: 0 }
     }
 
     fn set_address(&mut self, address: [u8; 4]) {
@@ -44,7 +46,7 @@ impl Node {
         let packet = TestPacket::udp(SocketAddr::new(client.into(), 500), SocketAddr::new(AT.pod, 53));
         let mark = self.maps.config.node.masquerade_mark;
         let random = self.maps.random.get();
-        let frame = InputFrame { mark, ..InputFrame::new(packet.to_frame()) };
+        let frame = InputFrame { mark, socket: self.socket, ..InputFrame::new(packet.to_frame()) };
         let result = self.maps.run(Hook::Egress, &frame).expect("memory runs every frame");
         let further_tries = self.maps.random.get() - random;
         assert!(further_tries <= super::TRIES);
@@ -133,4 +135,18 @@ fn flows_beyond_the_last_port_are_dropped_and_leave_nothing_behind() {
     assert_eq!(node.tries(), (0.0, 1_000));
     assert_eq!(node.maps.state().counters[Counter::NotMasqueraded as usize], dropped + 200);
     assert_eq!(node.maps.state().all_flows().count(), 200);
+}
+
+#[test]
+fn port_of_a_socket_is_not_taken() {
+    let mut node = Node::new();
+    node.maps.config.node.last_port = FIRST_PORT + 1;
+    node.set_address([192, 0, 2, 1]);
+    node.socket = Some(Endpoint::new(Addr::from_v4([192, 0, 2, 1]), FIRST_PORT));
+    node.fill_to(1);
+    assert_eq!(node.tries(), (0.0, 1_000), "the socket has the last port");
+    assert_eq!(node.sources(), [(Addr::from_v4([192, 0, 2, 1]), FIRST_PORT + 1)]);
+    assert!(node.maps.state().counters[Counter::PortOfSocket as usize] > 0);
+    node.socket = None;
+    node.fill_to(2);
 }
