@@ -14,7 +14,10 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL};
 
 use super::{
     AddressPair, dump, failed,
-    message::{conntrack_type, header, read_tuple, write_address, write_liberal, write_tuple},
+    message::{
+        IP_CT_TCP_FLAG_BE_LIBERAL, IP_CT_TCP_FLAG_CLOSE_INIT, conntrack_type, header, read_tuple,
+        write_address, write_tcp_flags, write_tuple,
+    },
     open,
     uapi::*,
 };
@@ -35,6 +38,7 @@ const MAX_ATTEMPTS: usize = 4;
 const TCP_CONNTRACK_SYN_SENT: u8 = 1;
 const TCP_CONNTRACK_SYN_RECV: u8 = 2;
 const TCP_CONNTRACK_ESTABLISHED: u8 = 3;
+const TCP_CONNTRACK_TIME_WAIT: u8 = 7;
 /// `enum ip_conntrack_status`.
 const IPS_SEEN_REPLY: u32 = 1 << 1;
 const IPS_ASSURED: u32 = 1 << 2;
@@ -212,20 +216,21 @@ pub fn translates_connections() -> Result<bool, KernelError> {
 
 impl Connection {
     /// Returns a connection that conntrack does not track. Without packets, its entry expires after
-    /// `expires_after`.
+    /// `expires_after`. `is_closed` says that both sides closed it.
     pub fn untracked(
         tracked: TrackedConnection,
         untranslated: AddressPair,
         reply: AddressPair,
         expires_after: Duration,
         is_assured: bool,
+        is_closed: bool,
     ) -> Self {
         let state = EntryState {
             status: if is_assured { IPS_SEEN_REPLY | IPS_ASSURED } else { 0 },
             timeout: u32::try_from(expires_after.as_secs()).ok(),
             mark: None,
             zone: None,
-            tcp_state: None,
+            tcp_state: is_closed.then_some(TCP_CONNTRACK_TIME_WAIT),
             protoinfo: None,
         };
         Self { untranslated, reply, tracked, state }
@@ -258,6 +263,13 @@ const fn is_half_open(tcp_state: u8) -> bool {
 /// of a handshake too, and ignores them otherwise.
 fn new_tcp_state(read: Option<u8>) -> u8 {
     read.filter(|state| !is_half_open(*state)).unwrap_or(TCP_CONNTRACK_ESTABLISHED)
+}
+
+/// Returns the flag with which conntrack lets a SYN open a new connection after this one. Conntrack
+/// sets it with the first FIN, but does not tell its flags. Without it, the SYN would go to the
+/// endpoint of the closed connection (`nf_conntrack_tcp_packet`).
+const fn closed_flag(tcp_state: u8) -> u8 {
+    if tcp_state > TCP_CONNTRACK_ESTABLISHED { IP_CT_TCP_FLAG_CLOSE_INIT } else { 0 }
 }
 
 /// Reads an entry. Returns `None` for other protocols, and if `untranslated` does.
@@ -409,8 +421,9 @@ fn write_translation(kind: c_int, target: SocketAddr, to: &mut MessageBuffer) {
 fn write_tcp(state: Option<u8>, to: &mut MessageBuffer) {
     to.nested(CTA_PROTOINFO, |to| {
         to.nested(CTA_PROTOINFO_TCP, |to| {
-            to.bytes(CTA_PROTOINFO_TCP_STATE, &[new_tcp_state(state)]);
-            write_liberal(to);
+            let state = new_tcp_state(state);
+            to.bytes(CTA_PROTOINFO_TCP_STATE, &[state]);
+            write_tcp_flags(IP_CT_TCP_FLAG_BE_LIBERAL | closed_flag(state), to);
         });
     });
 }
@@ -419,13 +432,17 @@ fn write_tcp(state: Option<u8>, to: &mut MessageBuffer) {
 mod tests {
     use super::*;
 
-    const TCP_CONNTRACK_TIME_WAIT: u8 = 7;
-
     #[test]
     fn handshake_that_may_go_on_during_the_handover_counts_as_established() {
         for read in [None, Some(TCP_CONNTRACK_SYN_SENT), Some(TCP_CONNTRACK_SYN_RECV)] {
             assert_eq!(new_tcp_state(read), TCP_CONNTRACK_ESTABLISHED, "{read:?}");
         }
         assert_eq!(new_tcp_state(Some(TCP_CONNTRACK_TIME_WAIT)), TCP_CONNTRACK_TIME_WAIT);
+    }
+
+    #[test]
+    fn syn_may_open_a_new_connection_after_a_closed_one_alone() {
+        assert_eq!(closed_flag(TCP_CONNTRACK_ESTABLISHED), 0);
+        assert_eq!(closed_flag(TCP_CONNTRACK_TIME_WAIT), IP_CT_TCP_FLAG_CLOSE_INIT);
     }
 }

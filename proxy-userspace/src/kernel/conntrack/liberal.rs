@@ -5,7 +5,7 @@ use netlink_packet_core::NLM_F_ACK;
 
 use super::{
     AddressPair, failed,
-    message::{conntrack_type, header, write_liberal, write_tuple},
+    message::{IP_CT_TCP_FLAG_BE_LIBERAL, conntrack_type, header, write_tcp_flags, write_tuple},
     open,
     uapi::*,
 };
@@ -36,7 +36,9 @@ impl LiberalConnections {
         let change = conntrack_type(IPCTNL_MSG_CT_NEW);
         message.message(change, NLM_F_ACK, self.0.next_sequence(), family, |to| {
             write_tuple(CTA_TUPLE_ORIG, Protocol::Tcp, original, to);
-            to.nested(CTA_PROTOINFO, |to| to.nested(CTA_PROTOINFO_TCP, write_liberal));
+            to.nested(CTA_PROTOINFO, |to| {
+                to.nested(CTA_PROTOINFO_TCP, |to| write_tcp_flags(IP_CT_TCP_FLAG_BE_LIBERAL, to));
+            });
         });
         let errors = self.0.send_batch(&message).map_err(failed("change"))?;
         match errors.into_iter().next() {

@@ -224,7 +224,8 @@ impl Flows {
         }
         let expires_after = flow.lifetime(protocol).saturating_sub(silence);
         let tracked = TrackedConnection { protocol, original, reply, is_dnat: false };
-        Some(Connection::untracked(tracked, untranslated, reply, expires_after, flow.is_assured()))
+        let is_closed = protocol.is_connection_oriented() && flow.is_closed();
+        Some(Connection::untracked(tracked, untranslated, reply, expires_after, flow.is_assured(), is_closed))
     }
 
     /// Returns the source with which the programs masquerade a flow.

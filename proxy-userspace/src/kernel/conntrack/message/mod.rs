@@ -133,14 +133,16 @@ pub(super) fn write_tuple(kind: c_int, protocol: Protocol, tuple: AddressPair, t
     });
 }
 
+/// A side has closed the connection. In `TIME_WAIT` and `CLOSE`, a SYN then opens a new one.
+pub(super) const IP_CT_TCP_FLAG_CLOSE_INIT: u8 = 1 << 2;
 /// Conntrack accepts packets outside the TCP window, because it does not know the window.
-const IP_CT_TCP_FLAG_BE_LIBERAL: u8 = 1 << 3;
+pub(super) const IP_CT_TCP_FLAG_BE_LIBERAL: u8 = 1 << 3;
 
-/// Writes that conntrack compares sequence numbers of neither direction with a window.
-pub(super) fn write_liberal(to: &mut MessageBuffer) {
+/// Writes flags of both directions that conntrack sets.
+pub(super) fn write_tcp_flags(flags: u8, to: &mut MessageBuffer) {
     // struct nf_ct_tcp_flags: the flags, and a mask of the flags to set.
     for kind in [CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, CTA_PROTOINFO_TCP_FLAGS_REPLY] {
-        to.bytes(kind, &[IP_CT_TCP_FLAG_BE_LIBERAL, IP_CT_TCP_FLAG_BE_LIBERAL]);
+        to.bytes(kind, &[flags, flags]);
     }
 }
 
