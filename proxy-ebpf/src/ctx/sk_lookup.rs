@@ -12,9 +12,9 @@ use aya_ebpf::{
 };
 use proxy_common::{Protocol, packet::Tuple};
 
-/// Returns true if a socket of the network namespace gets packets with this source and destination:
-/// a connected one, one in TIME-WAIT, or one that is only bound. False for SCTP, whose sockets the
-/// helpers do not find. Minimum kernel: 5.2 (edbf8c01de5a).
+/// Returns true if a socket of the network namespace gets packets with this source and
+/// destination. The socket may be connected, in TIME-WAIT, or only bound. Returns false for SCTP,
+/// because the helpers do not find its sockets. Minimum kernel: 5.2 (edbf8c01de5a).
 #[inline(never)]
 pub fn has_socket(skb: *mut __sk_buff, protocol: Protocol, tuple: &Tuple) -> bool {
     let Tuple { source, destination } = tuple;
@@ -31,8 +31,8 @@ pub fn has_socket(skb: *mut __sk_buff, protocol: Protocol, tuple: &Tuple) -> boo
     };
     let (size, netns) = (size as u32, BPF_F_CURRENT_NETNS as u64);
     let parameters = &raw mut parameters;
-    // SAFETY: the helpers read as many bytes of the parameters as they are told. The socket that
-    // they return is released before the program ends.
+    // SAFETY: the helpers get the size of the parameters, and read no more. They return null or a
+    // socket, which is released here.
     unsafe {
         let socket = match protocol {
             Protocol::Tcp => bpf_skc_lookup_tcp(skb.cast(), parameters, size, netns, 0),

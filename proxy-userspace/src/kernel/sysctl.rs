@@ -71,8 +71,8 @@ pub fn local_ports() -> Result<PortRange, KernelError> {
 }
 
 /// Keeps the kernel from choosing these ports for sockets of this network namespace
-/// (`net.ipv4.ip_local_reserved_ports`, for both IP families). A socket can still be bound to one of
-/// them. Returns false if they are all reserved already.
+/// (`net.ipv4.ip_local_reserved_ports`, for both IP families). A program can still bind a socket
+/// to one of them. Returns false if they are all reserved already.
 pub fn reserve_local_ports(ports: PortRange) -> Result<bool, KernelError> {
     let path = root().join("ipv4/ip_local_reserved_ports");
     let text = fs::read_to_string(&path).map_err(KernelError::path("read", &path))?;
@@ -80,8 +80,8 @@ pub fn reserve_local_ports(ports: PortRange) -> Result<bool, KernelError> {
     fs::write(&path, list).map(|()| true).map_err(KernelError::path("write", &path))
 }
 
-/// Adds ports to a list such as `8080,9148-9200`. Returns `None` if one range of it has them all: the
-/// kernel joins ranges that follow each other.
+/// Adds ports to a list such as `8080,9148-9200`. Returns `None` if the list has them all. They
+/// are then in one range, because the kernel joins ranges that follow each other.
 fn with_ports(list: &str, ports: PortRange) -> Option<String> {
     let has_all = |range: &str| PortRange::parse(range).and_then(|range| range.common(ports)) == Some(ports);
     if list.split(',').any(has_all) {

@@ -18,6 +18,7 @@ use proxy_userspace::{
         ruleset_changes::{TableChangeFlag, TableChanges},
         sysctl,
     },
+    net::PortRange,
     probe,
 };
 use tokio::sync::Notify;
@@ -76,36 +77,42 @@ fn ebpf(config: &Config, launcher: &Launcher, drift: &Arc<Notify>) -> anyhow::Re
 }
 
 /// Reserves the source ports of masqueraded flows that the kernel might choose for a socket of the
-/// node. The socket would not get the replies that belong to it. Only warns if most of the kernel's
-/// ports were reserved: then the node might run out of them.
+/// node: a flow with the same port would get the replies to the socket. If these are most of the
+/// kernel's ports, the node could run out of ports, so this only warns.
 fn reserve_source_ports(config: &Config) {
     let Some(ports) = config.model.masquerade_ports else { return };
-    let local = match sysctl::local_ports() {
-        Ok(local) => local,
+    match sysctl::local_ports() {
+        Ok(local) => {
+            if let Some(common) = ports.common(local) {
+                reserve_common_ports(common, local);
+            }
+        }
         Err(error) => {
             tracing::warn!(%error, "cannot compare the source ports of masqueraded flows with those of sockets");
-            return;
         }
-    };
-    let Some(common) = ports.common(local) else { return };
-    if common.count() > local.count() / 2 {
+    }
+}
+
+/// Reserves the source ports that are also ports of the kernel (`local`).
+fn reserve_common_ports(ports: PortRange, local: PortRange) {
+    if ports.count() > local.count() / 2 {
         tracing::warn!(
             %ports,
             %local,
-            "sockets of the node may get the source ports of masqueraded flows: most of \
+            "sockets of the node may get these source ports of masqueraded flows: most of \
              net.ipv4.ip_local_port_range is in shunt.links.masqueradePorts, which should not overlap it"
         );
         return;
     }
-    match sysctl::reserve_local_ports(common) {
+    match sysctl::reserve_local_ports(ports) {
         Ok(true) => tracing::info!(
-            ports = %common,
+            %ports,
             "reserved source ports of masqueraded flows: sockets of the node get others (net.ipv4.ip_local_reserved_ports)"
         ),
         Ok(false) => {}
         Err(error) => tracing::warn!(
             %error,
-            ports = %common,
+            %ports,
             "sockets of the node may get these source ports of masqueraded flows, because they cannot be reserved"
         ),
     }

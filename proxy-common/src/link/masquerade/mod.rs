@@ -187,10 +187,10 @@ fn allocate<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPac
         && entries::insert_original(tables, outgoing)
 }
 
-/// Chooses another port if a socket of the node has the port, which would not get the packets of the
-/// endpoint any more. Returns false if a socket has that one too. Few sockets have a port of the
-/// range, so the next packet of the client finds another one. A function call of its own saves
-/// stack.
+/// Chooses another port if a socket of the node has the port. The flow would get the packets that
+/// the endpoint sends to the socket. Returns false if a socket has the other port too. Few sockets
+/// have a port of the range, so the next packet of the client finds a free one. A function call of
+/// its own saves stack.
 #[inline(never)]
 fn avoid_sockets<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPacket) -> bool {
     for _ in 0..2 {

@@ -265,9 +265,9 @@ fn new_tcp_state(read: Option<u8>) -> u8 {
     read.filter(|state| !is_half_open(*state)).unwrap_or(TCP_CONNTRACK_ESTABLISHED)
 }
 
-/// Returns the flag with which conntrack lets a SYN open a new connection after this one. Conntrack
-/// sets it with the first FIN, but does not tell its flags. Without it, the SYN would go to the
-/// endpoint of the closed connection (`nf_conntrack_tcp_packet`).
+/// Returns the flag that lets a SYN open a new connection after this one. Conntrack sets it itself
+/// when it sees the first FIN, but a new entry has only the flags that are written. Without the
+/// flag, the SYN would go to the endpoint of the closed connection (`nf_conntrack_tcp_packet`).
 const fn closed_flag(tcp_state: u8) -> u8 {
     if tcp_state > TCP_CONNTRACK_ESTABLISHED { IP_CT_TCP_FLAG_CLOSE_INIT } else { 0 }
 }
