@@ -155,12 +155,12 @@ impl Model {
         self.claims.conflicts()
     }
 
-    /// Returns the name of this node if it has no Node object.
+    /// Returns the name of this node if its Node object was never seen.
     pub fn missing_node(&self) -> Option<&str> {
         self.node.is_none().then_some(&*self.settings.node_name)
     }
 
-    /// Returns this node's Node object, if there is one.
+    /// Returns this node's Node object as it was last seen.
     pub fn node(&self) -> Option<&Node> {
         self.node.as_ref()
     }
@@ -184,12 +184,15 @@ impl Model {
 
     fn apply_node(&mut self, delta: Delta<Node>) {
         match delta {
-            Delta::Apply(node) if *node.name == *self.settings.node_name => self.set_node(Some(node)),
-            Delta::Delete(name) if *name.name == *self.settings.node_name => self.set_node(None),
+            Delta::Apply(node) if *node.name == *self.settings.node_name => self.set_node(node),
+            // As upstream, the last known facts of a deleted Node stay. The kubelet creates it again,
+            // and node ports must not be served on other addresses meanwhile.
             Delta::Apply(_) | Delta::Delete(_) => {}
             Delta::Replace(nodes) => {
                 self.listed.nodes = true;
-                self.set_node(nodes.into_iter().rfind(|node| *node.name == *self.settings.node_name));
+                if let Some(node) = nodes.into_iter().rfind(|node| *node.name == *self.settings.node_name) {
+                    self.set_node(node);
+                }
             }
         }
     }
@@ -199,14 +202,14 @@ impl Model {
         self.pending.node = true;
     }
 
-    fn set_node(&mut self, node: Option<Node>) {
-        if node == self.node {
+    fn set_node(&mut self, node: Node) {
+        let before = self.node.replace(node);
+        if before == self.node {
             return;
         }
-        let zone_of = |node: &Option<Node>| node.as_ref().and_then(|node| node.zone.clone());
-        self.pending.hinted_services |= zone_of(&node) != zone_of(&self.node);
+        let zone_of = |node: Option<&Node>| node.and_then(|node| node.zone.clone());
+        self.pending.hinted_services |= zone_of(before.as_ref()) != zone_of(self.node.as_ref());
         self.pending.node = true;
-        self.node = node;
     }
 
     /// Returns all Services whose ports may differ. Updates the claims, so that Services that get

@@ -25,12 +25,16 @@ impl World {
             WatchEvent::EndpointSlices(delta) => {
                 delta.apply_to(&mut self.slices, |object| object.name.clone());
             }
-            WatchEvent::Nodes(delta) => {
-                delta.apply_to(&mut self.nodes, |object| object.name.clone().into());
-            }
-            // Generated events contain none.
-            WatchEvent::ServiceCidrs(_) => {}
+            // As in the model, a deleted Node stays.
+            WatchEvent::Nodes(Delta::Apply(node)) => self.add_nodes([node]),
+            WatchEvent::Nodes(Delta::Replace(nodes)) => self.add_nodes(nodes),
+            // Generated events contain no ServiceCIDRs.
+            WatchEvent::Nodes(Delta::Delete(_)) | WatchEvent::ServiceCidrs(_) => {}
         }
+    }
+
+    fn add_nodes(&mut self, nodes: impl IntoIterator<Item = Node>) {
+        self.nodes.extend(nodes.into_iter().map(|node| (node.name.clone().into(), node)));
     }
 
     /// Returns the complete list of each kind.

@@ -135,6 +135,8 @@ proptest! {
         events in events(1..6),
         resolve_between: bool,
     ) {
+        // A Node that was unknown before cannot be reverted.
+        world.nodes.entry(NamespacedName::new("", THIS_NODE)).or_insert_with(|| node(THIS_NODE));
         let mut model = world.model(&settings, &facts);
         let start = world.model(&settings, &facts);
         let mut inverses = Vec::new();

@@ -111,8 +111,17 @@ fn another_zone_makes_only_services_with_hints_dirty() {
     assert_eq!(dirty_ports(&dirty), ["a/x TCP IPv4"]);
     assert!(!dirty.node, "the node itself did not change");
     assert_eq!(addresses(&model.snapshot().ports[&key("a/x", "")].cluster_endpoints), ["10.244.2.1:8080"]);
+}
+
+#[test]
+fn the_last_facts_of_a_deleted_node_stay() {
+    let mut model = two_services();
+    apply_node(&mut model, Node { zone: Some("west".into()), ..node(THIS_NODE) });
     model.apply(WatchEvent::Nodes(Delta::Delete(NamespacedName::new("", THIS_NODE))));
-    assert_eq!(dirty_ports(&model.resolve()), ["a/x TCP IPv4"]);
+    assert!(model.resolve().is_empty());
+    model.apply(WatchEvent::Nodes(Delta::Replace(vec![])));
+    assert!(model.resolve().is_empty());
+    assert_eq!(model.node().and_then(|node| node.zone.as_deref()), Some("west"));
 }
 
 #[test]
@@ -140,11 +149,10 @@ fn addresses_of_the_node_make_only_the_node_dirty() {
 
 #[test]
 fn a_missing_node_object_is_reported_by_name() {
-    let mut model = two_services();
+    let mut model = model(vec![], vec![], vec![]);
+    assert_eq!(model.missing_node(), Some(THIS_NODE));
     apply_node(&mut model, node(THIS_NODE));
     assert_eq!(model.missing_node(), None);
-    model.apply(WatchEvent::Nodes(Delta::Delete(NamespacedName::new("", THIS_NODE))));
-    assert_eq!(model.missing_node(), Some(THIS_NODE));
 }
 
 #[test]
