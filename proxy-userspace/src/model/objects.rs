@@ -153,9 +153,8 @@ pub struct Service {
     pub external_traffic_policy: TrafficPolicy,
     /// `spec.healthCheckNodePort`, if allocated.
     pub health_check_node_port: Option<NonZeroU16>,
-    /// The Service has the label `service.kubernetes.io/service-proxy-name` (with any value) or
-    /// `service.kubernetes.io/headless`. The Snapshot does not contain it, even if the source did
-    /// not filter it.
+    /// The Service has the label `service.kubernetes.io/service-proxy-name`, with any value. The
+    /// Snapshot does not contain it, even if the source did not filter it.
     pub excluded_by_label: bool,
 }
 

@@ -61,11 +61,14 @@ async fn requests_carry_the_selectors() -> Result<()> {
     ];
     let mut scene = Scene::start(&[&objects()[..], &others[..]].concat(), patient()).await?;
     assert_eq!((scene.services.len(), scene.slices.len(), scene.nodes.len()), (1, 1, 1));
-    let labels = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
     for request in scene.server.requests() {
         let selectors = (request.query.get("labelSelector"), request.query.get("fieldSelector"));
-        let this_node = (None, Some("metadata.name=node1"));
-        assert_eq!(selectors, if request.plural == "nodes" { this_node } else { (Some(labels), None) });
+        let expected = match request.plural {
+            "services" => (Some("!service.kubernetes.io/service-proxy-name"), Some("spec.clusterIP!=None")),
+            "endpointslices" => (Some("!service.kubernetes.io/headless"), None),
+            _ => (None, Some("metadata.name=node1")),
+        };
+        assert_eq!(selectors, expected, "{}", request.plural);
     }
     // A Service that gets another proxy's label is deleted for this one.
     scene.server.put(labelled(service("web", 80), "service.kubernetes.io/service-proxy-name"))?;

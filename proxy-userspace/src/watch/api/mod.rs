@@ -105,16 +105,15 @@ impl ApiSource {
     /// Sends the cluster's objects, then their changes, until the receiver is gone. It never
     /// returns an error: whatever the server does, the source tries again.
     pub async fn run(self, tx: Sender<WatchEvent>) -> Result<(), WatchError> {
-        let labels = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
-        let by_label = Selectors { labels: Some(labels.to_owned()), fields: None };
-        let this_node = Selectors { labels: None, fields: Some(format!("metadata.name={}", self.node_name)) };
-        let services = self.reflector::<Service>(by_label.clone(), &tx, |status| &mut status.services);
-        let slices = self.reflector::<EndpointSlice>(by_label, &tx, |status| &mut status.endpoint_slices);
+        // Headless Services have no VIP.
+        let with_cluster_ip = Some("spec.clusterIP!=None".to_owned());
+        let this_node = Some(format!("metadata.name={}", self.node_name));
+        let services = self.reflector::<Service>(with_cluster_ip, &tx, |status| &mut status.services);
+        let slices = self.reflector::<EndpointSlice>(None, &tx, |status| &mut status.endpoint_slices);
         let nodes = self.reflector::<Node>(this_node, &tx, |status| &mut status.nodes);
-        let service_cidrs = self.has_service_cidrs.then(|| {
-            let all = Selectors::default();
-            self.reflector::<ServiceCidr>(all, &tx, |status| &mut status.service_cidrs).optional()
-        });
+        let service_cidrs = self
+            .has_service_cidrs
+            .then(|| self.reflector::<ServiceCidr>(None, &tx, |status| &mut status.service_cidrs).optional());
         drop(tx);
         let service_cidrs = async {
             if let Some(reflector) = service_cidrs {
@@ -127,11 +126,13 @@ impl ApiSource {
 
     fn reflector<K: Kind>(
         &self,
-        selectors: Selectors,
+        fields: Option<String>,
         tx: &Sender<WatchEvent>,
         status: fn(&mut WatchStatus) -> &mut KindStatus,
     ) -> Reflector<K> {
         let reporter = Reporter::new(K::PLURAL, self.status.clone(), status);
+        let labels = K::EXCLUDING_LABEL.map(|label| format!("!{label}"));
+        let selectors = Selectors { labels, fields };
         Reflector::new(self.client.clone(), selectors, self.timing, tx.clone(), reporter)
     }
 }

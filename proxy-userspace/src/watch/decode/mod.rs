@@ -18,7 +18,7 @@ use std::fmt;
 
 use serde::{Deserialize, de::DeserializeOwned};
 
-pub(super) use self::raw::RawMetadata;
+pub(super) use self::raw::{RawLabels, RawMetadata};
 use crate::model::{
     Delta, EndpointSlice, InvalidName, Name, NamespacedName, Node, Service, ServiceCidr, WatchEvent,
 };
@@ -73,7 +73,14 @@ pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     const IS_NAMESPACED: bool;
     /// Validates a name of the kind.
     const PARSE_NAME: fn(&str) -> Result<Name, InvalidName>;
+    /// kube-proxy does not watch objects with this label, whatever its value is
+    /// (`cmd/kube-proxy/app/server.go`).
+    const EXCLUDING_LABEL: Option<&'static str> = None;
 
+    /// Returns true if the object has [`Self::EXCLUDING_LABEL`].
+    fn is_excluded(_: &RawLabels) -> bool {
+        false
+    }
     /// Returns the object's metadata.
     fn metadata(raw: &Self::Raw) -> Option<&RawMetadata>;
     /// Validates the fields and sets defaults.
@@ -106,7 +113,8 @@ pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
 /// Implements [`Kind`] for `$type`.
 macro_rules! kind {
     ($type:ident: $kind:literal, $group:literal, $plural:literal, namespaced: $is_namespaced:literal,
-     name: $parse_name:path, $event:ident, $raw:ident, $from_raw:path) => {
+     name: $parse_name:path, $event:ident, $raw:ident, $from_raw:path
+     $(, excluded: $label:literal $field:ident)?) => {
         impl Kind for $type {
             type Raw = raw::$raw;
             const KIND: &'static str = $kind;
@@ -114,7 +122,11 @@ macro_rules! kind {
             const PLURAL: &'static str = $plural;
             const IS_NAMESPACED: bool = $is_namespaced;
             const PARSE_NAME: fn(&str) -> Result<Name, InvalidName> = $parse_name;
+            $(const EXCLUDING_LABEL: Option<&'static str> = Some($label);
 
+            fn is_excluded(labels: &RawLabels) -> bool {
+                labels.$field.is_some()
+            })?
             fn metadata(raw: &Self::Raw) -> Option<&RawMetadata> {
                 raw.metadata.as_ref()
             }
@@ -131,9 +143,11 @@ macro_rules! kind {
     };
 }
 kind!(Service: "Service", "", "services", namespaced: true,
-    name: Name::label, Services, RawService, service::service);
+    name: Name::label, Services, RawService, service::service,
+    excluded: "service.kubernetes.io/service-proxy-name" service_proxy_name);
 kind!(EndpointSlice: "EndpointSlice", "discovery.k8s.io", "endpointslices", namespaced: true,
-    name: Name::subdomain, EndpointSlices, RawEndpointSlice, slice::endpoint_slice);
+    name: Name::subdomain, EndpointSlices, RawEndpointSlice, slice::endpoint_slice,
+    excluded: "service.kubernetes.io/headless" headless);
 kind!(Node: "Node", "", "nodes", namespaced: false,
     name: Name::subdomain, Nodes, RawNode, node::node);
 kind!(ServiceCidr: "ServiceCIDR", "networking.k8s.io", "servicecidrs", namespaced: false,
@@ -146,7 +160,7 @@ pub(super) struct Decoded<K> {
     pub(super) object: Option<K>,
     /// If there is no object: namespace and name as they are written, for the log.
     pub(super) written_name: Option<String>,
-    /// True if kube-proxy's label selectors select the object.
+    /// True unless the object has [`Kind::EXCLUDING_LABEL`].
     pub(super) selected: bool,
     /// `metadata.resourceVersion`.
     pub(super) resource_version: Option<String>,
@@ -182,7 +196,7 @@ pub(super) fn decode_json<K: Kind>(json: &str) -> Result<Decoded<K>, Problem> {
 
 fn from_raw<K: Kind>(raw: K::Raw) -> Decoded<K> {
     let metadata = K::metadata(&raw);
-    let selected = metadata.is_none_or(RawMetadata::selected);
+    let selected = metadata.is_none_or(|metadata| !metadata.is_excluded::<K>());
     let resource_version = metadata.and_then(|metadata| metadata.resource_version.clone());
     let mut problems = Problems::default();
     let name = K::checked_name(metadata.unwrap_or(&RawMetadata::default()), &mut problems);

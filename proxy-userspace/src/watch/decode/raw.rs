@@ -3,6 +3,8 @@
 
 use serde::Deserialize;
 
+use super::Kind;
+
 /// Defines structs of fields with camelCase names. All fields are optional, because `null` and an
 /// absent field mean the same to the API server. Numbers are wider than the API's, so that a number
 /// out of range is reported as such.
@@ -109,12 +111,9 @@ raw! {
 }
 
 impl RawMetadata {
-    /// Returns true if kube-proxy's label selectors, `!service.kubernetes.io/service-proxy-name`
-    /// and `!service.kubernetes.io/headless`, select the object.
-    pub(super) fn selected(&self) -> bool {
-        self.labels
-            .as_ref()
-            .is_none_or(|labels| labels.service_proxy_name.is_none() && labels.headless.is_none())
+    /// Returns true if kube-proxy does not watch objects of this kind with these labels.
+    pub(super) fn is_excluded<K: Kind>(&self) -> bool {
+        self.labels.as_ref().is_some_and(K::is_excluded)
     }
 
     /// Returns the name as it is written.

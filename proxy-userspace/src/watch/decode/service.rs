@@ -41,7 +41,7 @@ pub(super) fn service(name: NamespacedName, raw: RawService, problems: &mut Prob
         internal_traffic_policy: traffic_policy("spec.internalTrafficPolicy", internal.as_deref(), problems),
         external_traffic_policy: traffic_policy("spec.externalTrafficPolicy", external.as_deref(), problems),
         health_check_node_port: parse::optional_port("spec.healthCheckNodePort", health_check, problems),
-        excluded_by_label: !metadata.selected(),
+        excluded_by_label: metadata.is_excluded::<Service>(),
         name,
     }
 }

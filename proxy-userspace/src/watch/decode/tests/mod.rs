@@ -235,13 +235,20 @@ fn a_wrong_json_type_is_named_by_its_path() {
 }
 
 #[test]
-fn the_label_selectors_exclude_headless_services_and_other_proxies() {
-    for label in ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"] {
+fn services_of_other_proxies_and_slices_of_headless_services_are_excluded_by_label() {
+    const PROXY: &str = "service.kubernetes.io/service-proxy-name";
+    const HEADLESS: &str = "service.kubernetes.io/headless";
+    for (label, excludes_services) in [(PROXY, true), (HEADLESS, false)] {
         let mut object = service(&json!({"clusterIP": "10.96.0.1"}));
         object["metadata"]["labels"] = json!({label: ""});
         let decoded = decoded::<Service>(&object);
-        assert!(!decoded.selected);
-        assert!(decoded.object.unwrap().excluded_by_label);
+        assert_eq!(decoded.selected, !excludes_services, "a Service with {label}");
+        assert_eq!(decoded.object.unwrap().excluded_by_label, excludes_services);
+    }
+    for (label, excludes_slices) in [(PROXY, false), (HEADLESS, true)] {
+        let metadata = json!({"name": "a-1", "labels": {label: ""}});
+        let slice = json!({"metadata": metadata, "addressType": "IPv4", "endpoints": []});
+        assert_eq!(decoded::<EndpointSlice>(&slice).selected, !excludes_slices, "a slice with {label}");
     }
 }
 
