@@ -213,21 +213,29 @@ fn chart_with_defaults_renders_the_plain_manifests() {
     assert_eq!(about["appVersion"], env!("CARGO_PKG_VERSION"));
 }
 
-#[test]
-fn values_of_the_chart_appear_in_the_objects() {
+/// Renders the chart's `DaemonSet` with changed values. Returns the text and the object.
+fn daemon_set_of_chart(change: impl FnOnce(&mut Value)) -> (String, Value) {
     let template =
         fs::read_to_string(deploy().join("chart/shunt/templates/daemonset.yaml")).expect("a template");
     let mut values =
         documents(&fs::read_to_string(deploy().join("chart/shunt/values.yaml")).expect("values")).remove(0);
-    values["image"]["tag"] = "9.9".into();
-    values["apiServer"]["host"] = "192.0.2.1".into();
-    values["cgroup"] = "/sys/fs/cgroup/unified".into();
-    values["tolerations"] = serde_json::json!([{"key": "a", "effect": "NoSchedule"}]);
-    let proxy = serde_json::json!({"name": "HTTPS_PROXY", "value": "http://192.0.2.3:3128"});
-    values["extraEnv"] = serde_json::json!([proxy]);
+    change(&mut values);
     let rendered = render(&template, &values);
-    let set = &documents(&rendered)[0];
-    check::<DaemonSet>(set);
+    let set = documents(&rendered).remove(0);
+    check::<DaemonSet>(&set);
+    (rendered, set)
+}
+
+#[test]
+fn values_of_the_chart_appear_in_the_objects() {
+    let proxy = serde_json::json!({"name": "HTTPS_PROXY", "value": "http://192.0.2.3:3128"});
+    let (rendered, set) = daemon_set_of_chart(|values| {
+        values["image"]["tag"] = "9.9".into();
+        values["apiServer"]["host"] = "192.0.2.1".into();
+        values["cgroup"] = "/sys/fs/cgroup/unified".into();
+        values["tolerations"] = serde_json::json!([{"key": "a", "effect": "NoSchedule"}]);
+        values["extraEnv"] = serde_json::json!([proxy]);
+    });
     let environment = set["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("a list");
     assert_eq!((environment.len(), environment.last()), (4, Some(&proxy)));
     for part in ["shunt:9.9", "value: 192.0.2.1", "path: /sys/fs/cgroup/unified", "effect: NoSchedule"] {
@@ -238,17 +246,13 @@ fn values_of_the_chart_appear_in_the_objects() {
 /// Before Kubernetes 1.30, the API server refuses the field and reads the annotation.
 #[test]
 fn chart_can_set_the_apparmor_annotation_instead_of_the_field_and_the_selinux_type() {
-    let template =
-        fs::read_to_string(deploy().join("chart/shunt/templates/daemonset.yaml")).expect("a template");
-    let mut values =
-        documents(&fs::read_to_string(deploy().join("chart/shunt/values.yaml")).expect("values")).remove(0);
     let annotations =
         serde_json::json!({"container.apparmor.security.beta.kubernetes.io/shunt": "unconfined"});
-    values["appArmorProfile"] = Value::Null;
-    values["podAnnotations"] = annotations.clone();
-    values["seLinuxOptions"] = serde_json::json!({"type": "spc_t"});
-    let set = documents(&render(&template, &values)).remove(0);
-    check::<DaemonSet>(&set);
+    let (_, set) = daemon_set_of_chart(|values| {
+        values["appArmorProfile"] = Value::Null;
+        values["podAnnotations"] = annotations.clone();
+        values["seLinuxOptions"] = serde_json::json!({"type": "spc_t"});
+    });
     let pod = &set["spec"]["template"];
     let context = &pod["spec"]["containers"][0]["securityContext"];
     assert_eq!(pod["metadata"]["annotations"], annotations);
@@ -256,6 +260,16 @@ fn chart_can_set_the_apparmor_annotation_instead_of_the_field_and_the_selinux_ty
         (&context["appArmorProfile"], &context["seLinuxOptions"]["type"]),
         (&Value::Null, &"spc_t".into())
     );
+}
+
+#[test]
+fn empty_lists_and_maps_of_the_chart_leave_fields_out() {
+    let (_, set) = daemon_set_of_chart(|values| {
+        values["tolerations"] = serde_json::json!([]);
+        values["resources"] = serde_json::json!({});
+        values["appArmorProfile"] = serde_json::json!({});
+    });
+    assert_eq!(set["spec"]["template"]["spec"]["tolerations"], Value::Null);
 }
 
 /// Parses the file in the `ConfigMap`, so that its comments are ignored.
