@@ -17,6 +17,18 @@ pub(super) fn local_traffic_detector(settings: &ModelSettings, node: Option<&Nod
     }
 }
 
+/// Returns the pod CIDRs of the Node that `clusterCIDR` does not contain, if it is set and tells
+/// which sources are local.
+pub(super) fn pod_cidrs_outside_cluster_cidr(settings: &ModelSettings, node: &Node) -> Vec<IpNet> {
+    match local_traffic_detector(settings, None) {
+        LocalTrafficDetector::Cidrs(ranges) => {
+            let is_outside = |pods: &&IpNet| !ranges.iter().any(|range| range.contains(*pods));
+            node.pod_cidrs.iter().filter(is_outside).copied().collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
 /// As upstream, only the first range of each family is used.
 fn by_cidrs(cidrs: &[IpNet]) -> LocalTrafficDetector {
     let first = |family| cidrs.iter().find(|cidr| IpFamily::of(cidr.addr()) == family).map(IpNet::trunc);
@@ -69,5 +81,21 @@ mod tests {
             detect(DetectLocalMode::InterfaceNamePrefix("veth".into()), &[], None),
             LocalTrafficDetector::InterfaceNamePrefix("veth".into())
         );
+    }
+
+    #[test]
+    fn pod_cidrs_outside_the_cluster_cidr_are_found_by_family() {
+        let outside = |mode, cluster_cidrs: &[&str]| {
+            let settings =
+                ModelSettings { detect_local: mode, cluster_cidrs: cidrs(cluster_cidrs), ..settings() };
+            let node = Node { pod_cidrs: cidrs(&["10.244.1.0/24", "fd44:1::/64"]), ..node("n1") };
+            pod_cidrs_outside_cluster_cidr(&settings, &node)
+        };
+        let by_cluster_cidr = |ranges: &[&str]| outside(DetectLocalMode::ClusterCidr, ranges);
+        assert!(by_cluster_cidr(&["10.244.0.0/16", "fd44::/16"]).is_empty());
+        assert_eq!(by_cluster_cidr(&["10.244.0.0/16"]), cidrs(&["fd44:1::/64"]));
+        assert_eq!(by_cluster_cidr(&["10.245.0.0/16", "fd44::/16"]), cidrs(&["10.244.1.0/24"]));
+        assert!(by_cluster_cidr(&[]).is_empty());
+        assert!(outside(DetectLocalMode::NodeCidr, &["10.245.0.0/16"]).is_empty());
     }
 }

@@ -7,12 +7,15 @@ use std::{
     sync::Arc,
 };
 
+use ipnet::IpNet;
+
 use super::{
     Delta, Dirty, FrontendConflict, HealthCheck, IpFamily, ModelSettings, NamespacedName, Node, NodeFacts,
     NodeView, Protocol, ServiceCidr, ServicePortKey, ServicePortName, Snapshot, UnixNanos, WatchEvent,
     endpoint_slice_cache::EndpointSliceCache,
     frontend_claims::FrontendClaims,
     intern::Interner,
+    local_detector,
     node_view::node_view,
     resolve::{ResolvedService, Resolver},
     service_change_tracker::ServiceChangeTracker,
@@ -163,6 +166,12 @@ impl Model {
     /// Returns this node's Node object as it was last seen.
     pub fn node(&self) -> Option<&Node> {
         self.node.as_ref()
+    }
+
+    /// Returns the pod CIDRs of this node that `clusterCIDR` should contain and does not.
+    pub fn pod_cidrs_outside_cluster_cidr(&self) -> Vec<IpNet> {
+        let outside = |node| local_detector::pod_cidrs_outside_cluster_cidr(&self.settings, node);
+        self.node.as_ref().map(outside).unwrap_or_default()
     }
 
     /// Returns the number of Services that this proxy serves.

@@ -53,6 +53,8 @@ pub(super) struct NodeWait {
     logged_at: Option<Instant>,
     is_missing_logged: bool,
     pod_cidrs: Option<Vec<IpNet>>,
+    /// The pod CIDRs outside `clusterCIDR` of the last warning.
+    outside_cluster: Vec<IpNet>,
 }
 
 impl NodeWait {
@@ -79,6 +81,7 @@ impl NodeWait {
         self.is_unknown &= is_missing;
         let pod_cidrs = model.node().map_or(&[][..], |node| &node.pod_cidrs);
         self.watch_pod_cidrs(pod_cidrs)?;
+        self.warn_of_cluster_cidr(model.pod_cidrs_outside_cluster_cidr());
         if self.is_over {
             self.log_missing(is_missing);
             return Ok(false);
@@ -109,6 +112,20 @@ impl NodeWait {
             );
         }
         self.is_missing_logged = is_missing;
+    }
+
+    /// With a wrong range, connections of pods are masqueraded, and policies treat them as traffic
+    /// from outside.
+    fn warn_of_cluster_cidr(&mut self, outside: Vec<IpNet>) {
+        if !outside.is_empty() && outside != self.outside_cluster {
+            tracing::warn!(
+                node = self.node,
+                pod_cidrs = ?outside,
+                "clusterCIDR does not contain these pod CIDRs of the node, so connections of its pods count as \
+                 traffic from outside: set clusterCIDR to the range of all pods, for each IP family"
+            );
+        }
+        self.outside_cluster = outside;
     }
 
     /// A deleted Node does not count as a change.
