@@ -194,8 +194,8 @@ impl Model {
     fn apply_node(&mut self, delta: Delta<Node>) {
         match delta {
             Delta::Apply(node) if *node.name == *self.settings.node_name => self.set_node(node),
-            // As upstream, the last known facts of a deleted Node stay. The kubelet creates it again,
-            // and node ports must not be served on other addresses meanwhile.
+            // As upstream, the last known facts of a deleted Node stay. Node ports must not be served
+            // on other addresses until the kubelet creates it again.
             Delta::Apply(_) | Delta::Delete(_) => {}
             Delta::Replace(nodes) => {
                 self.listed.nodes = true;
