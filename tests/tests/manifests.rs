@@ -263,7 +263,7 @@ fn chart_can_set_the_apparmor_annotation_instead_of_the_field_and_the_selinux_ty
 }
 
 #[test]
-fn empty_lists_and_maps_of_the_chart_leave_fields_out() {
+fn empty_values_of_the_chart_render_a_valid_object() {
     let (_, set) = daemon_set_of_chart(|values| {
         values["tolerations"] = serde_json::json!([]);
         values["resources"] = serde_json::json!({});

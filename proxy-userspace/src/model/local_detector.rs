@@ -17,8 +17,8 @@ pub(super) fn local_traffic_detector(settings: &ModelSettings, node: Option<&Nod
     }
 }
 
-/// Returns the pod CIDRs of the Node that `clusterCIDR` does not contain, if it is set and tells
-/// which sources are local.
+/// Returns the pod CIDRs of the Node that `clusterCIDR` does not contain. Returns none if
+/// `clusterCIDR` is not set, or if `detectLocalMode` does not use it.
 pub(super) fn pod_cidrs_outside_cluster_cidr(settings: &ModelSettings, node: &Node) -> Vec<IpNet> {
     match local_traffic_detector(settings, None) {
         LocalTrafficDetector::Cidrs(ranges) => {

@@ -46,6 +46,8 @@ pub struct Model {
     /// The addresses of links, if cluster IPs among them are not served. Without those of
     /// [`LINK_OF_IPVS`].
     link_addresses: BTreeSet<IpAddr>,
+    /// Computed again whenever the Node or the settings change.
+    pod_cidrs_outside_cluster_cidr: Vec<IpNet>,
 }
 
 /// The link on which kube-proxy's ipvs mode has all cluster IPs.
@@ -119,6 +121,7 @@ impl Model {
         }
         self.settings = settings;
         self.update_link_addresses();
+        self.update_pod_cidrs_outside_cluster_cidr();
     }
 
     /// Returns true if all kinds were listed and the kernel's facts are known. Then the Snapshot
@@ -169,9 +172,13 @@ impl Model {
     }
 
     /// Returns the pod CIDRs of this node that `clusterCIDR` should contain and does not.
-    pub fn pod_cidrs_outside_cluster_cidr(&self) -> Vec<IpNet> {
+    pub fn pod_cidrs_outside_cluster_cidr(&self) -> &[IpNet] {
+        &self.pod_cidrs_outside_cluster_cidr
+    }
+
+    fn update_pod_cidrs_outside_cluster_cidr(&mut self) {
         let outside = |node| local_detector::pod_cidrs_outside_cluster_cidr(&self.settings, node);
-        self.node.as_ref().map(outside).unwrap_or_default()
+        self.pod_cidrs_outside_cluster_cidr = self.node.as_ref().map(outside).unwrap_or_default();
     }
 
     /// Returns the number of Services that this proxy serves.
@@ -194,8 +201,8 @@ impl Model {
     fn apply_node(&mut self, delta: Delta<Node>) {
         match delta {
             Delta::Apply(node) if *node.name == *self.settings.node_name => self.set_node(node),
-            // As upstream, the last known facts of a deleted Node stay. Node ports must not be served
-            // on other addresses until the kubelet creates it again.
+            // As upstream, the last known facts of a deleted Node stay. The kubelet may create it
+            // again, and node ports stay on the same addresses meanwhile.
             Delta::Apply(_) | Delta::Delete(_) => {}
             Delta::Replace(nodes) => {
                 self.listed.nodes = true;
@@ -219,6 +226,7 @@ impl Model {
         let zone_of = |node: Option<&Node>| node.and_then(|node| node.zone.clone());
         self.pending.hinted_services |= zone_of(before.as_ref()) != zone_of(self.node.as_ref());
         self.pending.node = true;
+        self.update_pod_cidrs_outside_cluster_cidr();
     }
 
     /// Returns all Services whose ports may differ. Updates the claims, so that Services that get

@@ -53,7 +53,7 @@ pub(super) struct NodeWait {
     logged_at: Option<Instant>,
     is_missing_logged: bool,
     pod_cidrs: Option<Vec<IpNet>>,
-    /// The pod CIDRs outside `clusterCIDR` of the last warning.
+    /// The pod CIDRs outside `clusterCIDR`, as they were at the last check.
     outside_cluster: Vec<IpNet>,
 }
 
@@ -116,8 +116,11 @@ impl NodeWait {
 
     /// With a wrong range, connections of pods are masqueraded, and policies treat them as traffic
     /// from outside.
-    fn warn_of_cluster_cidr(&mut self, outside: Vec<IpNet>) {
-        if !outside.is_empty() && outside != self.outside_cluster {
+    fn warn_of_cluster_cidr(&mut self, outside: &[IpNet]) {
+        if outside == self.outside_cluster {
+            return;
+        }
+        if !outside.is_empty() {
             tracing::warn!(
                 node = self.node,
                 pod_cidrs = ?outside,
@@ -125,7 +128,7 @@ impl NodeWait {
                  traffic from outside: set clusterCIDR to the range of all pods, for each IP family"
             );
         }
-        self.outside_cluster = outside;
+        self.outside_cluster = outside.to_vec();
     }
 
     /// A deleted Node does not count as a change.
