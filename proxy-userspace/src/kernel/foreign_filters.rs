@@ -10,7 +10,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use super::{
     KernelError,
     bpf::tc::{Hook, tcx},
-    netlink::{Attributes, NetlinkSocket, kernel_constants},
+    netlink::{Attributes, NetlinkSocket, kernel_constants, uninterrupted},
 };
 
 // include/uapi/linux/rtnetlink.h, pkt_cls.h and tc_act/tc_mirred.h.
@@ -60,10 +60,11 @@ struct LinkName {
 pub fn list(own_prefix: &str) -> Result<Vec<LinkFilter>, KernelError> {
     let failed = || KernelError::call("list", "filters of links");
     let socket = NetlinkSocket::open(NETLINK_ROUTE).map_err(failed())?;
-    let links = links(&socket).map_err(failed())?;
+    let links = uninterrupted(|| links(&socket)).map_err(failed())?;
     let mut filters = Vec::new();
-    for (index, hook) in hooks_with_qdiscs(&socket).map_err(failed())? {
-        filters.extend(filters_of(&socket, index, hook, &links).map_err(failed())?);
+    for (index, hook) in uninterrupted(|| hooks_with_qdiscs(&socket)).map_err(failed())? {
+        let of_hook = uninterrupted(|| filters_of(&socket, index, hook, &links));
+        filters.extend(of_hook.map_err(failed())?);
     }
     if tcx::probe().is_ok() {
         for LinkName { name, .. } in links.values() {

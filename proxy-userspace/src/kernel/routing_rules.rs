@@ -6,7 +6,10 @@ use libc::RTM_GETRULE;
 use netlink_packet_core::NLM_F_DUMP;
 use netlink_sys::protocols::NETLINK_ROUTE;
 
-use super::{KernelError, netlink::NetlinkSocket};
+use super::{
+    KernelError,
+    netlink::{NetlinkSocket, uninterrupted},
+};
 
 /// The length of `struct fib_rule_hdr`, and the position of the length of the source's prefix.
 const HEADER_LENGTH: usize = 12;
@@ -23,7 +26,7 @@ pub fn select_by_source() -> Result<bool, KernelError> {
         }
         Ok(is_found)
     };
-    match list() {
+    match uninterrupted(list) {
         // A kernel without CONFIG_IP_MULTIPLE_TABLES has no rules.
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
         found => found.map_err(KernelError::call("list", "routing rules")),

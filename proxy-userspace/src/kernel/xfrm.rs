@@ -7,7 +7,7 @@ use netlink_packet_core::NLM_F_DUMP;
 
 use super::{
     KernelError,
-    netlink::{NetlinkSocket, kernel_constants},
+    netlink::{NetlinkSocket, kernel_constants, uninterrupted},
 };
 
 /// The protocol of the socket (`NETLINK_XFRM`).
@@ -53,7 +53,7 @@ impl fmt::Display for Policy {
 
 /// Lists the policies, except those of single sockets. A kernel without IPsec has none.
 pub fn policies() -> Result<Vec<Policy>, KernelError> {
-    list().map_err(KernelError::call("list", "IPsec policies"))
+    uninterrupted(list).map_err(KernelError::call("list", "IPsec policies"))
 }
 
 fn list() -> io::Result<Vec<Policy>> {

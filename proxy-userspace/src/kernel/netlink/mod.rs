@@ -33,6 +33,8 @@ pub(super) use self::attributes::{Attributes, MessageBuffer};
 
 /// The kernel must answer within this time.
 const ANSWER_TIMEOUT_SECONDS: i64 = 2;
+/// If another program interrupts a dump, the dump starts again, up to this often.
+const MAX_DUMP_ATTEMPTS: usize = 20;
 /// No datagram of the kernel is larger.
 pub(super) const LARGEST_DATAGRAM: usize = 64 * 1024;
 
@@ -108,19 +110,15 @@ impl NetlinkSocket {
     {
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
-        header.sequence_number = self.next_sequence();
         let mut request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
         request.finalize();
         request.header.message_type = message_type.unwrap_or(request.header.message_type);
         let mut bytes = vec![0; request.buffer_len()];
-        request.serialize(&mut bytes);
-        let mut answers = self.send_request(&bytes)?;
-        let mut decoded = Vec::new();
-        while let Some(answer) = answers.next()? {
-            let header = NetlinkHeader::parse(&answer).map_err(io::Error::other)?;
-            decoded.extend(M::deserialize(&header, answer.payload()).ok());
-        }
-        Ok(decoded)
+        uninterrupted(|| {
+            request.header.sequence_number = self.next_sequence();
+            request.serialize(&mut bytes);
+            decoded(self.send_request(&bytes)?)
+        })
     }
 
     fn send_request(&self, request: &[u8]) -> io::Result<Answers<'_>> {
@@ -156,7 +154,30 @@ impl NetlinkSocket {
     }
 }
 
-/// The answers to one request.
+/// Returns the answers that can be decoded.
+fn decoded<M: NetlinkDeserializable>(mut answers: Answers<'_>) -> io::Result<Vec<M>> {
+    let mut decoded = Vec::new();
+    while let Some(answer) = answers.next()? {
+        let header = NetlinkHeader::parse(&answer).map_err(io::Error::other)?;
+        decoded.extend(M::deserialize(&header, answer.payload()).ok());
+    }
+    Ok(decoded)
+}
+
+/// Repeats a dump until no other program interrupts it, within limits.
+pub(super) fn uninterrupted<T>(mut dump: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let mut outcome = dump();
+    for _ in 1..MAX_DUMP_ATTEMPTS {
+        match &outcome {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => outcome = dump(),
+            _ => break,
+        }
+    }
+    outcome
+}
+
+/// The answers to one request. A dump that another program interrupted ends with an error of the
+/// kind [`io::ErrorKind::Interrupted`], because its list may lack objects: see [`uninterrupted`].
 pub(super) struct Answers<'a> {
     socket: &'a Socket,
     sequence: u32,
@@ -164,7 +185,7 @@ pub(super) struct Answers<'a> {
     /// The position of the next message in `datagram`.
     position: usize,
     /// The kernel's tables changed during the dump, so that the dump may be inconsistent.
-    pub(super) was_interrupted: bool,
+    was_interrupted: bool,
 }
 
 impl Answers<'_> {
@@ -196,7 +217,14 @@ impl Answers<'_> {
             }
             self.was_interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
             if matches!(message.message_type(), NLMSG_DONE | NLMSG_ERROR) {
-                return error_of(&message).map_or(Ok(None), Err);
+                return match error_of(&message) {
+                    Some(error) => Err(error),
+                    None if self.was_interrupted => Err(io::Error::new(
+                        io::ErrorKind::Interrupted,
+                        "other programs keep changing what the kernel lists",
+                    )),
+                    None => Ok(None),
+                };
             }
             return Ok(Some(NetlinkBuffer::new(&self.datagram[start..])));
         }
@@ -245,6 +273,46 @@ pub(super) const fn nfgenmsg(family: c_int, resource: c_int) -> [u8; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Returns the answers in a datagram of two messages, the first of which has these flags.
+    fn answers_with_flags(socket: &Socket, flags: u16) -> Answers<'_> {
+        let mut datagram = MessageBuffer::default();
+        datagram.message(libc::RTM_NEWLINK, flags, 1, [0; 4], |_| {});
+        datagram.message(NLMSG_DONE, 0, 1, 0_i32.to_ne_bytes(), |_| {});
+        let datagram = datagram.as_bytes().to_vec();
+        Answers { socket, sequence: 1, datagram, position: 0, was_interrupted: false }
+    }
+
+    #[test]
+    fn a_dump_that_was_interrupted_ends_with_an_error() {
+        let socket = Socket::new(netlink_sys::protocols::NETLINK_ROUTE).expect("a socket");
+        for (flags, is_whole) in [(0, true), (NLM_F_DUMP_INTR, false)] {
+            let mut answers = answers_with_flags(&socket, flags);
+            assert!(answers.next().is_ok_and(|answer| answer.is_some()));
+            let kind = answers.next().map(|answer| answer.is_none()).map_err(|error| error.kind());
+            assert_eq!(kind, if is_whole { Ok(true) } else { Err(io::ErrorKind::Interrupted) });
+        }
+    }
+
+    #[test]
+    fn an_interrupted_dump_is_repeated_within_limits() {
+        let dumps_until = |success: usize| {
+            let mut dumps = 0;
+            let outcome = uninterrupted(|| {
+                dumps += 1;
+                if dumps == success { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
+            });
+            (outcome.is_ok(), dumps)
+        };
+        assert_eq!(dumps_until(3), (true, 3));
+        assert_eq!(dumps_until(usize::MAX), (false, MAX_DUMP_ATTEMPTS));
+        let mut dumps = 0;
+        let denied = uninterrupted(|| {
+            dumps += 1;
+            Err::<(), _>(io::Error::from_raw_os_error(libc::EPERM))
+        });
+        assert!(denied.is_err() && dumps == 1);
+    }
 
     #[test]
     fn error_and_done_messages_carry_an_error_number() {

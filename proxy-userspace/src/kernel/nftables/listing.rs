@@ -1,6 +1,6 @@
 //! Lists the chains, sets and elements of a table.
 
-use std::{collections::BTreeMap, io, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use libc::{
     NF_DROP, NFT_CONTINUE, NFT_GOTO, NFT_JUMP, NFT_MSG_GETCHAIN, NFT_MSG_GETSET, NFT_MSG_GETSETELEM,
@@ -18,12 +18,8 @@ use super::{
 };
 use crate::kernel::{
     KernelError,
-    netlink::{Attributes, MessageBuffer, attributes::string_of, nfgenmsg},
+    netlink::{Attributes, MessageBuffer, attributes::string_of, nfgenmsg, uninterrupted},
 };
-
-/// If another program changes the ruleset during a listing, the listing starts again, up to this
-/// often.
-const MAX_ATTEMPTS: usize = 20;
 
 /// A table of one family, without rules and elements.
 #[derive(Debug, Default)]
@@ -87,21 +83,11 @@ impl Nftables {
         read: impl Fn(Attributes<'_>) -> Option<T>,
     ) -> Result<Vec<T>, KernelError> {
         let header = nfgenmsg(NftFamily::of(family).number, 0);
-        let attempt = || -> io::Result<Option<Vec<T>>> {
-            let mut answers = self.socket.request(nftables_type(message), NLM_F_DUMP, header, &write)?;
-            let list = answers.read(&read)?;
-            Ok((!answers.was_interrupted).then_some(list))
-        };
-        let failed = |source| KernelError::call("list", format!("the nftables {object}"))(source);
-        for _ in 0..MAX_ATTEMPTS {
-            match attempt() {
-                Ok(Some(list)) => return Ok(list),
-                Ok(None) => {}
-                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(Vec::new()),
-                Err(error) => return Err(failed(error)),
-            }
+        let dump = || self.socket.request(nftables_type(message), NLM_F_DUMP, header, &write)?.read(&read);
+        match uninterrupted(dump) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(Vec::new()),
+            list => list.map_err(KernelError::call("list", format!("the nftables {object}"))),
         }
-        Err(failed(io::Error::other("other programs keep changing the ruleset")))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Decides whether the nftables rules of a network namespace redirect its own outgoing packets, and
 //! notices changes of these rules. Rules of iptables-nft are nftables rules too.
 
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 
 use libc::{
     NF_INET_LOCAL_OUT, NF_INET_PRE_ROUTING, NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES, NFT_MSG_DELCHAIN,
@@ -14,7 +14,7 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use super::uapi::*;
 use crate::kernel::{
     KernelError,
-    netlink::{Attributes, NetlinkSocket, messages_of, nfgenmsg, nfnl_type},
+    netlink::{Attributes, NetlinkSocket, messages_of, nfgenmsg, nfnl_type, uninterrupted},
 };
 
 /// The messages about tables, chains and rules. Changes of sets do not matter.
@@ -26,10 +26,6 @@ const CHANGES: [c_int; 6] = [
     NFT_MSG_NEWRULE,
     NFT_MSG_DELRULE,
 ];
-
-/// If another program changes the ruleset during a listing, the listing starts again, up to this
-/// often.
-const MAX_ATTEMPTS: usize = 20;
 
 /// The kernel's notifications about the rules of one network namespace.
 #[derive(Debug)]
@@ -146,23 +142,13 @@ fn list<T>(
     objects: &str,
     read: impl Fn(Attributes<'_>) -> Option<T>,
 ) -> Result<Vec<T>, KernelError> {
-    let attempt = || -> io::Result<Option<Vec<T>>> {
-        let message = nfnl_type(NFNL_SUBSYS_NFTABLES, message);
-        let mut answers = socket.request(message, NLM_F_DUMP, nfgenmsg(libc::AF_UNSPEC, 0), |_| {})?;
-        let list = answers.read(&read)?;
-        Ok((!answers.was_interrupted).then_some(list))
-    };
-    let failed = KernelError::call("list", format!("the nftables {objects} of a network namespace"));
-    for _ in 0..MAX_ATTEMPTS {
-        match attempt() {
-            Ok(Some(list)) => return Ok(list),
-            Ok(None) => {}
-            // EINVAL: the kernel has no nf_tables, or the module is not loaded.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => {
-                return Ok(Vec::new());
-            }
-            Err(error) => return Err(failed(error)),
+    let message = nfnl_type(NFNL_SUBSYS_NFTABLES, message);
+    let dump = || socket.request(message, NLM_F_DUMP, nfgenmsg(libc::AF_UNSPEC, 0), |_| {})?.read(&read);
+    match uninterrupted(dump) {
+        // EINVAL: the kernel has no nf_tables, or the module is not loaded.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => Ok(Vec::new()),
+        list => {
+            list.map_err(KernelError::call("list", format!("the nftables {objects} of a network namespace")))
         }
     }
-    Err(failed(io::Error::other("other programs keep changing the ruleset")))
 }
