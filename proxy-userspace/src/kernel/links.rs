@@ -7,8 +7,8 @@ use std::{
     sync::Arc,
 };
 
-use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
-use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
+use futures::{FutureExt as _, StreamExt as _};
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::{
     RouteNetlinkMessage,
     address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope},
@@ -17,15 +17,19 @@ use netlink_packet_route::{
 use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
 use tokio::sync::{Notify, watch};
 
-use super::{KernelError, bpf::tc, netlink::attribute};
+use super::{
+    KernelError,
+    bpf::tc,
+    netlink::{MAX_DUMP_ATTEMPTS, attribute},
+};
 use crate::net::{Link, LinkAddress, LinkHeader, MacAddress, NodeFacts, SourceAddress};
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
 
 /// Sends all links and addresses, sorted, to `to` at once and after every change. Notifies
 /// `disturbed` if another program removed a filter that may have been shunt's, or added one that
-/// may run before it. The kernel sends no notification for TCX. Returns when rtnetlink fails or all
-/// receivers are gone.
+/// may run before it. The kernel sends no notification for TCX. Returns an error when rtnetlink
+/// fails, and `Ok` when all receivers are gone.
 ///
 /// The addresses of `excluded_link` are left out, because they do not belong to the node.
 ///
@@ -38,13 +42,15 @@ pub async fn report(
 ) -> Result<(), KernelError> {
     let groups =
         [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr, MulticastGroup::Tc];
-    let (connection, handle, mut changes) =
+    let (mut connection, mut handle, mut changes) =
         new_multicast_connection(&groups).map_err(KernelError::call("open", "an rtnetlink socket"))?;
+    // The last message of a dump may be the only one that says that the list changed meanwhile.
+    connection.set_forward_done(true);
     let connection = tokio::spawn(connection);
     let outcome = async {
         let mut logged = BTreeSet::new();
         loop {
-            let (facts, excluded) = list(&handle, excluded_link).await?;
+            let (facts, excluded) = list_whole(&mut handle, excluded_link).await?;
             log_unsupported(&facts.links, &mut logged);
             to.send_if_modified(|current| {
                 let differs = current.as_ref() != Some(&facts);
@@ -57,7 +63,7 @@ pub async fn report(
                     change = changes.next() => change,
                     () = to.closed() => return Ok(()),
                 };
-                let Some((change, _)) = change else { return Ok(()) };
+                let Some((change, _)) = change else { return Err(failed("read from")(closed())) };
                 let rest = std::iter::from_fn(|| changes.next().now_or_never().flatten());
                 for message in std::iter::once(change).chain(rest.map(|(message, _)| message)) {
                     is_current &= is_traffic_control(&message) || is_address_of(&message, excluded);
@@ -132,19 +138,37 @@ fn log_unsupported(links: &[Link], logged: &mut BTreeSet<u32>) {
     }
 }
 
+/// Lists all links and addresses, again if they change meanwhile, within limits.
+async fn list_whole(
+    handle: &mut Handle,
+    excluded_link: &str,
+) -> Result<(NodeFacts, Option<u32>), KernelError> {
+    let mut attempts = 1..MAX_DUMP_ATTEMPTS;
+    loop {
+        match list(handle, excluded_link).await {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted && attempts.next().is_some() => {}
+            listed => return listed.map_err(failed("list links and addresses over")),
+        }
+    }
+}
+
 /// Lists all links and addresses. Also returns the index of the excluded link, if it exists.
-async fn list(handle: &Handle, excluded_link: &str) -> Result<(NodeFacts, Option<u32>), KernelError> {
-    let failed = |objects| {
-        move |error| KernelError::call("list", format!("{objects} over rtnetlink"))(io::Error::other(error))
-    };
-    let links = handle.link().get().execute().map_err(failed("links"));
-    let mut links: Vec<Link> =
-        links.try_filter_map(|link| async move { Ok(self::link(&link)) }).try_collect().await?;
+async fn list(handle: &mut Handle, excluded_link: &str) -> io::Result<(NodeFacts, Option<u32>)> {
+    let mut links =
+        dump(handle, RouteNetlinkMessage::GetLink(LinkMessage::default()), |answer| match answer {
+            RouteNetlinkMessage::NewLink(message) => link(&message),
+            _ => None,
+        })
+        .await?;
     links.sort();
     let names: HashMap<u32, Arc<str>> =
         links.iter().map(|link| (link.index, Arc::clone(&link.name))).collect();
-    let messages: Vec<AddressMessage> =
-        handle.address().get().execute().map_err(failed("addresses")).try_collect().await?;
+    let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+    let messages = dump(handle, request, |answer| match answer {
+        RouteNetlinkMessage::NewAddress(message) => Some(message),
+        _ => None,
+    })
+    .await?;
     let mut addresses: Vec<LinkAddress> =
         messages.iter().filter_map(|message| link_address(message, &names)).collect();
     addresses.retain(|address| &*address.link != excluded_link);
@@ -154,6 +178,43 @@ async fn list(handle: &Handle, excluded_link: &str) -> Result<(NodeFacts, Option
     let source_addresses = messages.iter().filter_map(source_address);
     let source_addresses = source_addresses.filter(|source| Some(source.link) != excluded).collect();
     Ok((NodeFacts { addresses, source_addresses, links, ..NodeFacts::default() }, excluded))
+}
+
+/// Sends a request for a dump, and returns what `read` makes of the answers.
+async fn dump<T>(
+    handle: &mut Handle,
+    request: RouteNetlinkMessage,
+    read: impl Fn(RouteNetlinkMessage) -> Option<T>,
+) -> io::Result<Vec<T>> {
+    let mut request = NetlinkMessage::from(request);
+    request.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    let answers = handle.request(request).map_err(|_| closed())?;
+    whole(answers.collect().await, read)
+}
+
+/// Returns what `read` makes of the answers to a dump. If the kernel's tables changed during the
+/// dump, its list may lack objects: then the error is [`io::ErrorKind::Interrupted`].
+fn whole<T>(answers: Vec<Message>, read: impl Fn(RouteNetlinkMessage) -> Option<T>) -> io::Result<Vec<T>> {
+    if answers.iter().any(|answer| answer.header.flags & NLM_F_DUMP_INTR != 0) {
+        return Err(io::ErrorKind::Interrupted.into());
+    }
+    let mut list = Vec::new();
+    for answer in answers {
+        match answer.payload {
+            NetlinkPayload::InnerMessage(answer) => list.extend(read(answer)),
+            NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
+            _ => {}
+        }
+    }
+    Ok(list)
+}
+
+fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> KernelError {
+    KernelError::call(operation, "rtnetlink")
+}
+
+fn closed() -> io::Error {
+    io::Error::other("the socket was closed")
 }
 
 /// Reads a message of rtnetlink with all readers, for fuzz targets.
@@ -255,7 +316,26 @@ fn link_address(message: &AddressMessage, links: &HashMap<u32, Arc<str>>) -> Opt
 mod tests {
     use std::time::Duration;
 
+    use netlink_packet_core::{DoneMessage, NetlinkHeader};
+
     use super::*;
+
+    #[test]
+    fn a_list_that_changed_meanwhile_is_interrupted() {
+        let answer = |flags, payload| {
+            let mut message = Message::new(NetlinkHeader::default(), payload);
+            message.header.flags = flags;
+            message
+        };
+        let link = || NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(LinkMessage::default()));
+        let done = || NetlinkPayload::Done(DoneMessage::default());
+        let count = |answers| whole(answers, Some).map(|list| list.len()).map_err(|error| error.kind());
+        assert_eq!(count(vec![answer(0, link()), answer(0, done())]), Ok(1));
+        for flags in [[NLM_F_DUMP_INTR, NLM_F_DUMP_INTR], [0, NLM_F_DUMP_INTR]] {
+            let answers = vec![answer(flags[0], link()), answer(flags[1], done())];
+            assert_eq!(count(answers), Err(io::ErrorKind::Interrupted));
+        }
+    }
 
     #[tokio::test]
     async fn reports_loopback_at_once_and_ends_without_receivers() {

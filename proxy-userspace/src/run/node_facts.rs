@@ -1,16 +1,15 @@
 //! Reports the facts about this node to the sync loop: links and addresses, and in the ebpf mode
 //! which links and sockets the programs serve.
 
-use std::{collections::BTreeSet, future::pending, net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, future::pending, net::IpAddr, sync::Arc, time::Duration};
 
-use anyhow::Context as _;
 use proxy_userspace::{
     assembly,
     causes::with_causes,
     config::Config,
     dataplane::{Mode, ipvs},
     kernel::{
-        self,
+        self, KernelError,
         command::Launcher,
         redirecting_pods::{self, ExemptNamespaces, RedirectingPods},
     },
@@ -22,9 +21,13 @@ use proxy_userspace::{
 use tokio::{
     sync::{Notify, watch},
     task::spawn_blocking,
+    time::sleep,
 };
 
 use super::{Tasks, dataplane};
+
+/// How long after a failure the links and addresses are listed again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Starts the sources of the facts. The receiver has `None` until all of them are known.
 pub(super) fn start(
@@ -35,8 +38,16 @@ pub(super) fn start(
     tasks: &mut Tasks,
 ) -> watch::Receiver<Option<NodeFacts>> {
     let (to, links) = watch::channel(None);
-    let report = kernel::links::report(ipvs::DUMMY_LINK, to, Arc::clone(drift));
-    tasks.spawn(async move { report.await.context("cannot watch this node's links and addresses") });
+    let drift = Arc::clone(drift);
+    tasks.spawn(async move {
+        repeat(&to, || {
+            // A filter may have been removed while nobody watched.
+            drift.notify_one();
+            kernel::links::report(ipvs::DUMMY_LINK, to.clone(), Arc::clone(&drift))
+        })
+        .await;
+        Ok(())
+    });
     if config.mode != Mode::Ebpf {
         return links;
     }
@@ -49,6 +60,29 @@ pub(super) fn start(
         Ok(())
     });
     facts
+}
+
+/// Repeats `report` after each failure, until all receivers of `to` are gone. Logs a failure once,
+/// even if it lasts.
+async fn repeat<T, F>(to: &watch::Sender<T>, mut report: impl FnMut() -> F)
+where
+    F: Future<Output = Result<(), KernelError>>,
+{
+    let mut logged = None;
+    while let Err(error) = report().await {
+        let error = with_causes(&error);
+        if logged.as_ref() != Some(&error) {
+            tracing::warn!(
+                error,
+                "cannot watch this node's links and addresses: the last known ones stay, and shunt tries again"
+            );
+            logged = Some(error);
+        }
+        tokio::select! {
+            () = sleep(RETRY_AFTER) => {}
+            () = to.closed() => return,
+        }
+    }
 }
 
 /// Sends the facts once all are known, and after each change. Returns when all receivers are gone.
@@ -251,5 +285,42 @@ fn scope_without(exempt: &ExemptNamespaces) -> (SocketScope, Option<&'static str
         Some(none) if none.is_empty() => (SocketScope::All, None),
         Some(cookies) => (SocketScope::AllBut(cookies), None),
         None => (SocketScope::Node, Some("pods redirect, and kernels before 5.14 cannot exempt single pods")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_report_is_repeated_until_nobody_listens() {
+        let (to, receiver) = watch::channel(0);
+        let mut attempts = 0;
+        let mut receiver = Some(receiver);
+        repeat(&to, || {
+            attempts += 1;
+            if attempts == 3 {
+                receiver = None;
+            }
+            let (operation, object) = ("list links and addresses over", "rtnetlink".into());
+            let source = io::ErrorKind::Interrupted.into();
+            async { Err(KernelError::Call { operation, object, source }) }
+        })
+        .await;
+        assert_eq!(attempts, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_report_that_ends_is_not_repeated() {
+        let (to, _receiver) = watch::channel(0);
+        let mut attempts = 0;
+        repeat(&to, || {
+            attempts += 1;
+            async { Ok(()) }
+        })
+        .await;
+        assert_eq!(attempts, 1);
     }
 }

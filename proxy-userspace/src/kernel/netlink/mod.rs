@@ -34,7 +34,7 @@ pub(super) use self::attributes::{Attributes, MessageBuffer};
 /// The kernel must answer within this time.
 const ANSWER_TIMEOUT_SECONDS: i64 = 2;
 /// If another program interrupts a dump, the dump starts again, up to this often.
-const MAX_DUMP_ATTEMPTS: usize = 20;
+pub(super) const MAX_DUMP_ATTEMPTS: usize = 20;
 /// No datagram of the kernel is larger.
 pub(super) const LARGEST_DATAGRAM: usize = 64 * 1024;
 
