@@ -18,3 +18,4 @@ pub mod node;
 pub mod probe;
 pub mod sync;
 pub mod watch;
+pub mod yaml;

@@ -28,7 +28,7 @@ const KUBE: &[&str] = &["kube::", "k8s_openapi"];
 const LAYERS: &[Layer] = &[
     layer("assembly", &["config", "dataplane", "kernel"], KUBE),
     layer("causes", &[], KUBE),
-    layer("config", &["causes", "kernel", "mode", "model", "net", "node"], KUBE),
+    layer("config", &["causes", "kernel", "mode", "model", "net", "node", "yaml"], KUBE),
     // The model has decided everything about Kubernetes.
     layer(
         "dataplane",
@@ -64,7 +64,8 @@ const LAYERS: &[Layer] = &[
     layer("node", &["kernel", "model"], KUBE),
     layer("probe", &["kernel", "mode"], KUBE),
     layer("sync", &["causes", "dataplane", "health", "metrics", "model", "node"], KUBE),
-    layer("watch", &["causes", "model", "net", "node"], &[]),
+    layer("watch", &["causes", "model", "net", "node", "yaml"], &[]),
+    layer("yaml", &[], KUBE),
 ];
 
 /// The modules of the command, which may use all layers.

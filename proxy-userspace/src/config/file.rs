@@ -9,6 +9,7 @@ use std::{
 };
 
 use super::error::ConfigError;
+use crate::yaml;
 
 /// How often the file is checked. A `ConfigMap` takes a minute to reach its mount. A check costs a
 /// stat(2), which follows all symbolic links to the file.
@@ -37,7 +38,7 @@ impl ConfigFile {
 
     pub(super) fn yaml(&self) -> Result<serde_yaml_ng::Value, ConfigError> {
         let syntax = |source| ConfigError::Syntax { path: self.path.clone(), source };
-        serde_yaml_ng::from_str(&self.text).map_err(syntax)
+        yaml::parse(&self.text).map_err(syntax)
     }
 }
 

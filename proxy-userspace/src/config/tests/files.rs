@@ -56,6 +56,14 @@ fn fields_without_an_effect_are_reported_once() {
 }
 
 #[test]
+fn booleans_of_yaml_1_1_are_booleans_unless_they_are_quoted() {
+    let file =
+        format!("{HEAD}enableProfiling: on\niptables: {{masqueradeAll: yes, localhostNodePorts: no}}\n");
+    let config = load(&file, &[]);
+    assert!(config.model.masquerade_all && !config.localhost_node_ports && config.profiling);
+}
+
+#[test]
 fn unknown_fields_are_reported_and_ignored() {
     let config = load(&format!("{HEAD}iptables: {{speed: 3}}\nudpIdleTimeout: 250ms\nmode: ebpf\n"), &[]);
     assert_eq!(names(&config), ["iptables.speed", "udpIdleTimeout"]);

@@ -16,6 +16,7 @@ use crate::{
     mode::Mode,
     model::{DetectLocalMode, NodePortAddresses},
     node::NodeSettings,
+    yaml,
 };
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
@@ -53,7 +54,7 @@ fn environment() -> Environment {
 
 fn load_with(file: Option<&str>, flags: &[&str], environment: &Environment) -> Result<Config, ConfigError> {
     let flags = Flags::parse([&["shunt"], flags].concat()).expect("the command line is well-formed");
-    let file = file.map(|text| serde_yaml_ng::from_str(text).expect("the file is YAML"));
+    let file = file.map(|text| yaml::parse(text).expect("the file is YAML"));
     Config::from_parts(&flags, file.as_ref(), environment, Mode::Ebpf)
 }
 

@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 use serde_yaml_ng::{Error, Value as Yaml};
 
 use super::documents::{MAX_SIZE, Sink};
+use crate::yaml;
 
 /// Items are parsed together until their text is this long: a parser costs more than a short text.
 pub(super) const PART: usize = 64 << 10;
@@ -34,7 +35,7 @@ pub(super) fn read_parts<R: BufRead + Seek>(reader: R, sink: &mut impl Sink, par
 }
 
 pub(super) fn parse(text: &str) -> Result<Value, Error> {
-    let mut value: Yaml = serde_yaml_ng::from_str(text)?;
+    let mut value = yaml::parse(text)?;
     value.apply_merge()?;
     Ok(to_json(value))
 }

@@ -76,6 +76,45 @@ fn numeric_keys_become_text_and_merge_keys_are_applied() {
     assert_eq!(names, ["Service default/a"]);
 }
 
+/// Returns the names of the Services in JSON, and the errors.
+fn json_services(text: &str) -> (Vec<String>, Vec<String>) {
+    let contents = read(text, true);
+    let names = contents.objects.keys().map(|key| key.name.name.to_string()).collect();
+    (names, contents.errors.into_iter().map(|(_, error)| error).collect())
+}
+
+fn json_service(name: &str) -> String {
+    format!(
+        r#"{{"apiVersion": "v1", "kind": "Service", "metadata": {{"namespace": "d", "name": "{name}"}}}}"#
+    )
+}
+
+#[test]
+fn json_values_may_be_separated_by_markers() {
+    let [a, b] = ["a", "b"].map(json_service);
+    for text in [
+        format!("{a}\n---\n{b}\n"),
+        format!("---\n{a}\n---\r\n---\n{b}\n---\n"),
+        format!("{a}{b}"),
+        format!("{a}\n--- {b}"),
+    ] {
+        assert_eq!(json_services(&text), (vec!["a".into(), "b".into()], vec![]), "{text}");
+    }
+}
+
+#[test]
+fn a_damaged_json_value_does_not_affect_those_behind_the_next_marker() {
+    let [a, b] = ["a", "b"].map(json_service);
+    for damaged in ["{", "{\"a\": ", "{\"a\": -", "}", "{\"a\": 1,\n- }", "----", "\"--", "- 1"] {
+        let (names, errors) = json_services(&format!("{a}\n---\n{damaged}\n---\n{b}\n"));
+        assert_eq!(names, ["a", "b"], "{damaged}");
+        assert_eq!(errors.len(), 1, "{damaged}: {errors:?}");
+        assert!(errors[0].starts_with("document 2 (from line 3)"), "{damaged}: {errors:?}");
+    }
+    let (names, errors) = json_services(&format!("{a}\n{{\n{b}"));
+    assert_eq!((names, errors.len()), (vec!["a".to_owned()], 1));
+}
+
 #[test]
 fn an_object_that_did_not_change_is_shared_with_the_last_read() {
     let last = read(&documents(&[service("a", 1), service("b", 1)]), false);
