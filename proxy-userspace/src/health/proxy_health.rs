@@ -68,6 +68,9 @@ pub(super) struct Report {
     /// This does not make the proxy unhealthy.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) displaced_links: Vec<String>,
+    /// What cannot be read in the directory of manifests. This does not make the proxy unhealthy.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) unreadable_manifests: Vec<String>,
     /// If true, the status code is 200.
     #[serde(skip)]
     pub(super) ok: bool,
@@ -235,6 +238,7 @@ impl ProxyHealth {
             healthy,
             status,
             displaced_links: Vec::new(),
+            unreadable_manifests: Vec::new(),
             ok,
         }
     }

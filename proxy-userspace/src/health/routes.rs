@@ -33,6 +33,7 @@ pub fn healthz_routes(health: ProxyHealth, metrics: Metrics, status: Status) -> 
     async fn healthz(State((health, metrics, status)): State<Sources>) -> Response {
         let mut report = health.healthz();
         report.displaced_links = status.displaced_links();
+        report.unreadable_manifests = status.unreadable_manifests();
         metrics.healthz_answered(report.ok);
         answer(report)
     }

@@ -36,6 +36,7 @@ pub(super) struct Facts {
     pub(super) backstop: Option<BackstopStatus>,
     pub(super) left_out: Vec<Arc<str>>,
     pub(super) displaced: Vec<DisplacedLink>,
+    pub(super) unreadable_manifests: Vec<String>,
     /// Each task that fails, with the error of the last attempt.
     pub(super) failing: BTreeMap<SyncTask, String>,
 }
@@ -126,6 +127,16 @@ impl Status {
     /// Returns what [`Self::set_links_displaced`] set, as text.
     pub(super) fn displaced_links(&self) -> Vec<String> {
         self.facts().displaced.iter().map(ToString::to_string).collect()
+    }
+
+    /// Sets what cannot be read in the directory of manifests, in words.
+    pub fn set_unreadable_manifests(&self, errors: Vec<String>) {
+        self.facts().unreadable_manifests = errors;
+    }
+
+    /// Returns what [`Self::set_unreadable_manifests`] set.
+    pub(super) fn unreadable_manifests(&self) -> Vec<String> {
+        self.facts().unreadable_manifests.clone()
     }
 
     /// Records that a task failed with this error. Returns the error of the attempt before, if that

@@ -238,6 +238,7 @@ mod tests {
                 needs: vec![BackstopNeed::Setting, BackstopNeed::Sctp],
             }),
             left_out: vec!["eth1".into(), "eth2".into()],
+            unreadable_manifests: Vec::new(),
             displaced: vec![DisplacedLink { link: "eth0".into(), by: "cni_ingress".into() }],
             failing: [(SyncTask::Program, "the map services is full".into())].into(),
         };

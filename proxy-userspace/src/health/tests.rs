@@ -153,7 +153,7 @@ async fn healthz_and_livez_answer_byte_by_byte_as_upstream() {
 }
 
 #[tokio::test]
-async fn healthz_names_links_on_which_another_program_runs_first() {
+async fn healthz_names_displaced_links_and_unreadable_manifests_and_stays_200() {
     let (health, status) = (ProxyHealth::new(TIMEOUT), Status::default());
     let address = start(healthz_routes(health.clone(), Metrics::default(), status.clone()));
     health.updated(&IpFamily::ALL);
@@ -163,6 +163,9 @@ async fn healthz_names_links_on_which_another_program_runs_first() {
     assert_eq!((answer.status, &answer.json()["displacedLinks"]), (200, &json!(["eth0 by cni_ingress"])));
     status.set_links_displaced(Vec::new());
     assert_eq!(get(address, "/healthz").await.unwrap().json().get("displacedLinks"), None);
+    status.set_unreadable_manifests(vec!["a.yaml: no".into()]);
+    let answer = get(address, "/healthz").await.unwrap();
+    assert_eq!((answer.status, &answer.json()["unreadableManifests"]), (200, &json!(["a.yaml: no"])));
 }
 
 #[tokio::test]

@@ -113,6 +113,7 @@ pub struct Metrics {
     drift: Counter,
     watch_events: Family<Labels<1>, Counter>,
     watch_synced: Gauge,
+    manifest_errors: Gauge,
     watch_connected: Family<Labels<1>, Gauge>,
 }
 
@@ -166,6 +167,11 @@ impl Metrics {
     pub fn set_map_fill(&self, fill: MapFill) {
         self.map_entries.get_or_create(&[("map", fill.map)]).set(gauge_value(fill.entries));
         self.map_capacity.get_or_create(&[("map", fill.map)]).set(fill.capacity.into());
+    }
+
+    /// Sets the number of errors in the directory of manifests.
+    pub fn set_manifest_errors(&self, errors: usize) {
+        self.manifest_errors.set(gauge_value(errors));
     }
 
     /// Sets the number of links that should have link programs but have none.

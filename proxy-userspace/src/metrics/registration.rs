@@ -88,6 +88,8 @@ fn shunt_metrics(metrics: &Metrics, to: &mut Registry) {
             "Changes that repaired drift: what something other than shunt had changed in the kernel";
         watch_events: "watch_events", "Events received from the object source";
         watch_connected: "watch_connected", "1 if the object source is connected";
+        manifest_errors: "manifest_errors",
+            "Parts of manifests that cannot be read, so that their last good version is in effect, or none";
         watch_synced: "watch_synced", "1 after all kinds of objects were listed and programmed once";
     });
 }

@@ -74,6 +74,7 @@ fn every_metric_has_upstreams_name_and_kind() {
         ("shunt_sync_drift_operations_total", "counter"),
         ("shunt_sync_failures_total", "counter"),
         ("shunt_sync_operations_total", "counter"),
+        ("shunt_manifest_errors", "gauge"),
         ("shunt_watch_connected", "gauge"),
         ("shunt_watch_events_total", "counter"),
         ("shunt_watch_synced", "gauge"),

@@ -7,7 +7,7 @@ use proxy_userspace::{
     config::{Config, ObjectSource},
     dataplane::{Mode, ebpf, iptables, ipvs},
     kernel,
-    metrics::{Metrics, WatchedKind},
+    metrics::WatchedKind,
     model::WatchEvent,
     net::ProxyVariables,
     sync::{Inputs, Outputs, SyncSettings},
@@ -32,7 +32,7 @@ pub(super) fn start(
     let objects = objects(
         config.clone(),
         environment.proxies.clone(),
-        outputs.metrics.clone(),
+        outputs.clone(),
         Arc::clone(node_events),
         to_loop,
     );
@@ -47,7 +47,7 @@ pub(super) fn start(
 async fn objects(
     config: Config,
     proxies: ProxyVariables,
-    metrics: Metrics,
+    outputs: Outputs,
     node_events: PendingEvents,
     to: mpsc::Sender<WatchEvent>,
 ) -> anyhow::Result<()> {
@@ -55,7 +55,7 @@ async fn objects(
         ObjectSource::Manifests(directory) => {
             let source = ManifestSource::new(directory);
             let status = source.status();
-            measured(Box::pin(source.run(to)), status, &metrics).await
+            measured(Box::pin(source.run(to)), status, &outputs).await
         }
         ObjectSource::Api { kubeconfig, master } => {
             let client = watch::kube_client(kubeconfig.as_deref(), master.as_deref(), &proxies).await?;
@@ -71,7 +71,7 @@ async fn objects(
                 std::future::pending::<()>().await;
             };
             tokio::select! {
-                ended = measured(Box::pin(source.run(to)), status, &metrics) => ended,
+                ended = measured(Box::pin(source.run(to)), status, &outputs) => ended,
                 () = recording => Ok(()),
             }
         }
@@ -82,13 +82,16 @@ async fn objects(
 async fn measured(
     mut source: impl Future<Output = Result<(), WatchError>> + Unpin,
     mut status: channel::Receiver<WatchStatus>,
-    metrics: &Metrics,
+    Outputs { metrics, status: facts, .. }: &Outputs,
 ) -> anyhow::Result<()> {
     loop {
-        let WatchStatus { services, endpoint_slices, nodes, .. } = status.borrow_and_update().clone();
+        let WatchStatus { services, endpoint_slices, nodes, manifest_errors, .. } =
+            status.borrow_and_update().clone();
         metrics.set_watch_connected(WatchedKind::Service, services.connected_since.is_some());
         metrics.set_watch_connected(WatchedKind::EndpointSlice, endpoint_slices.connected_since.is_some());
         metrics.set_watch_connected(WatchedKind::Node, nodes.connected_since.is_some());
+        metrics.set_manifest_errors(manifest_errors.count);
+        facts.set_unreadable_manifests(manifest_errors.texts);
         tokio::select! {
             ended = &mut source => return Ok(ended?),
             Ok(()) = status.changed() => {}

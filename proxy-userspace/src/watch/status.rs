@@ -13,6 +13,18 @@ pub struct WatchStatus {
     pub nodes: KindStatus,
     /// ServiceCIDRs, which the server may not have.
     pub service_cidrs: KindStatus,
+    /// What cannot be read in a directory of manifests. The last good version of it is in effect,
+    /// if there is one.
+    pub manifest_errors: ManifestErrors,
+}
+
+/// The errors of manifests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ManifestErrors {
+    /// The number of errors.
+    pub count: usize,
+    /// The first ones, with the file and the position in it, and how many more there are.
+    pub texts: Vec<String>,
 }
 
 impl WatchStatus {

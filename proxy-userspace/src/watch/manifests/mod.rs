@@ -41,7 +41,10 @@ use self::{
     directory::Directory,
     watcher::{Changes, DirectoryWatcher},
 };
-use super::{WatchError, status::WatchStatus};
+use super::{
+    WatchError,
+    status::{ManifestErrors, WatchStatus},
+};
 use crate::model::WatchEvent;
 
 /// The status names at most this many errors.
@@ -96,16 +99,14 @@ impl ManifestSource {
 
     /// Updates the status. Receivers are notified only of differences.
     fn report(&self, directory: &Directory, watch_error: Option<&str>) {
-        let mut errors = watch_error.map(str::to_owned).into_iter().chain(directory.errors());
-        let mut text: Vec<String> = errors.by_ref().take(ERRORS_IN_STATUS).collect();
-        match errors.count() {
-            0 => {}
-            more => text.push(format!("and {more} more")),
-        }
-        let last_error = (!text.is_empty()).then(|| text.join("; "));
+        let manifest_errors = manifest_errors(directory);
+        let texts = watch_error.into_iter().chain(manifest_errors.texts.iter().map(|text| &**text));
+        let text = texts.collect::<Vec<_>>().join("; ");
+        let last_error = Some(text).filter(|text| !text.is_empty());
         self.status.send_if_modified(|status| {
             let before = status.clone();
-            let WatchStatus { services, endpoint_slices, nodes, service_cidrs } = status;
+            status.manifest_errors = manifest_errors;
+            let WatchStatus { services, endpoint_slices, nodes, service_cidrs, .. } = status;
             for kind in [services, endpoint_slices, nodes, service_cidrs] {
                 kind.synced = true;
                 kind.connected();
@@ -115,6 +116,18 @@ impl ManifestSource {
             *status != before
         });
     }
+}
+
+/// Returns what cannot be read now.
+fn manifest_errors(directory: &Directory) -> ManifestErrors {
+    let mut errors = directory.errors();
+    let mut texts: Vec<String> = errors.by_ref().take(ERRORS_IN_STATUS).collect();
+    let more = errors.count();
+    let count = texts.len() + more;
+    if more > 0 {
+        texts.push(format!("and {more} more"));
+    }
+    ManifestErrors { count, texts }
 }
 
 /// Reads what changed, on a thread that may block.

@@ -189,9 +189,21 @@ async fn an_invalid_document_is_reported_and_keeps_its_last_object() {
     let error = scene.error(|error| !error.is_empty()).await;
     let expected = "a.yaml: document 1 (from line 1), Service default/a: spec.ports[0].port: 70000 is not a port number, 1 to 65535";
     assert!(error.ends_with(expected), "{error}");
+    let errors = scene.status.borrow().manifest_errors.clone();
+    assert_eq!((errors.count, errors.texts), (1, vec![error]));
     scene.write("a.yaml", &documents(&[service("a", 3), service("b", 2)]));
     assert_eq!(scene.events(1).await, ["Service + a:3"]);
     scene.error(str::is_empty).await;
+    assert_eq!(scene.status.borrow().manifest_errors, ManifestErrors::default());
+}
+
+#[tokio::test]
+async fn all_errors_are_counted_and_the_first_ones_named() {
+    let broken: Vec<String> = (0..8).map(|n| format!("kind: Service\nmetadata: {{name: s{n}}}\n")).collect();
+    let mut scene = Scene::start(&[("a.yaml", &documents(&broken))]).await;
+    scene.error(|error| !error.is_empty()).await;
+    let errors = scene.status.borrow().manifest_errors.clone();
+    assert_eq!((errors.count, errors.texts.len(), &*errors.texts[5]), (8, 6, "and 3 more"));
 }
 
 #[tokio::test]
