@@ -114,6 +114,15 @@ impl UdpTable for SharedKernel {
         });
         Ok(DeletionCounts { seen, deleted: before - kernel.flows.len() })
     }
+
+    /// The tests with this kernel have no TCP entries.
+    fn delete_tcp_attempts(
+        &mut self,
+        _: IpFamily,
+        _: &mut dyn FnMut(std::net::SocketAddr) -> bool,
+    ) -> Result<DeletionCounts, KernelError> {
+        Ok(DeletionCounts::default())
+    }
 }
 
 #[derive(Debug)]

@@ -189,7 +189,7 @@ where
             && operations > 0
             && let Some(stale_udp) = self.dataplane.stale_udp()
         {
-            stale_udp.recheck_all();
+            stale_udp.recheck_all(snapshot);
         }
         Ok(operations)
     }

@@ -25,7 +25,7 @@ pub(super) struct ServedPorts {
 
 /// The addresses that serve node ports. 127.0.0.1 and `::1` represent all loopback addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct NodePortAddresses(BTreeSet<IpAddr>);
+pub(super) struct NodePortAddresses(BTreeSet<IpAddr>);
 
 /// The destinations whose entries may be stale.
 #[derive(Debug, PartialEq, Eq)]
@@ -134,13 +134,13 @@ fn is_relevant_change(before: Option<&Arc<ResolvedPort>>, now: Option<&Arc<Resol
 }
 
 impl NodePortAddresses {
-    fn new(node: &NodeView, loopback: &[IpFamily]) -> Self {
+    pub(super) fn new(node: &NodeView, loopback: &[IpFamily]) -> Self {
         let is_served =
             |address: &&IpAddr| !address.is_loopback() || loopback.contains(&IpFamily::of(**address));
         Self(node.node_port_addresses.iter().filter(is_served).copied().collect())
     }
 
-    fn contains(&self, address: IpAddr) -> bool {
+    pub(super) fn contains(&self, address: IpAddr) -> bool {
         let address = match address {
             IpAddr::V4(v4) if v4.is_loopback() => Ipv4Addr::LOCALHOST.into(),
             other => other,

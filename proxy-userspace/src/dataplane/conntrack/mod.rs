@@ -1,10 +1,11 @@
-//! Deletes stale UDP entries from conntrack, for the modes that translate in netfilter.
+//! Deletes stale entries from conntrack, for the modes that translate in netfilter.
 //!
 //! Rules decide about the first packet of a flow. Conntrack repeats the decision for all further
 //! packets. A UDP sender that never pauses keeps its entry forever, so entries that no rule would
 //! create any more are deleted: entries to removed endpoints, including the last one; entries to
 //! the VIP itself, from before its first endpoint; and entries of deleted Services. TCP connections
-//! end with their endpoint and are never touched. Upstream: `CleanStaleEntries`
+//! end with their endpoint and are not touched, with one exception: after rules were missing, attempts
+//! to connect to a VIP that passed untranslated ([`attempts`]). Upstream: `CleanStaleEntries`
 //! (`pkg/proxy/conntrack/cleanup.go`), which in 1.36 leaves the entries of Services without
 //! endpoints and of deleted Services.
 //!
@@ -12,6 +13,7 @@
 //! translation. It stays, unless the dataplane found the VIP in the rules of its predecessor
 //! ([`StaleUdpCleaner::add_former_destination`]).
 
+mod attempts;
 mod candidates;
 mod thread;
 
@@ -25,6 +27,7 @@ use std::{
 };
 
 use self::{
+    attempts::ServedTcp,
     candidates::{Candidates, ServedPorts},
     thread::CleanerThread,
 };
@@ -34,13 +37,21 @@ use crate::{
     model::{Dirty, IpFamily, Snapshot},
 };
 
-/// A table of UDP entries: the kernel's, or a test's.
+/// A table of entries: the kernel's, or a test's.
 pub trait UdpTable: Send + fmt::Debug {
-    /// Deletes the entries that the filter and `is_stale` select.
+    /// Deletes the UDP entries that the filter and `is_stale` select.
     fn delete(
         &mut self,
         filter: UdpFilter,
         is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
+    ) -> Result<DeletionCounts, KernelError>;
+
+    /// Deletes the untranslated TCP entries of a family without an answer that `is_stale` selects
+    /// by their original destination.
+    fn delete_tcp_attempts(
+        &mut self,
+        family: IpFamily,
+        is_stale: &mut dyn FnMut(SocketAddr) -> bool,
     ) -> Result<DeletionCounts, KernelError>;
 }
 
@@ -55,6 +66,14 @@ impl UdpTable for KernelTable {
         is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
     ) -> Result<DeletionCounts, KernelError> {
         conntrack::delete_udp(filter, is_stale)
+    }
+
+    fn delete_tcp_attempts(
+        &mut self,
+        family: IpFamily,
+        is_stale: &mut dyn FnMut(SocketAddr) -> bool,
+    ) -> Result<DeletionCounts, KernelError> {
+        conntrack::delete_tcp_attempts(family, is_stale)
     }
 }
 
@@ -93,12 +112,13 @@ impl StaleUdpCleaner {
         Self(Worker::Inline(Cleaner::new(table, loopback)))
     }
 
-    /// Makes the next call check the entries of all Services. For use after rules were missing,
-    /// when packets passed untranslated.
-    pub fn recheck_all(&mut self) {
+    /// Makes the next call check the entries of all Services, and TCP attempts to connect to them.
+    /// For use after rules were missing, when packets passed untranslated.
+    pub fn recheck_all(&mut self, snapshot: &Snapshot) {
+        let served = ServedTcp::new(snapshot);
         match &mut self.0 {
-            Worker::Thread(thread) => thread.recheck_all = true,
-            Worker::Inline(cleaner) => cleaner.pending.all = true,
+            Worker::Thread(thread) => thread.recheck = Some(served),
+            Worker::Inline(cleaner) => cleaner.recheck_all(served),
         }
     }
 
@@ -143,6 +163,8 @@ struct Cleaner {
 struct PendingCheck {
     /// All service ports, changed or not.
     all: bool,
+    /// Attempts to connect to these destinations.
+    attempts: Option<ServedTcp>,
     /// The changes since the last success.
     dirty: Dirty,
 }
@@ -152,13 +174,18 @@ impl Cleaner {
         Self {
             table: Box::new(table),
             served: ServedPorts::new(loopback),
-            pending: PendingCheck { all: true, dirty: Dirty::default() },
+            pending: PendingCheck { all: true, ..PendingCheck::default() },
         }
     }
 
     fn add_former_destination(&mut self, destination: SocketAddr) {
         self.served.former_destinations.insert(destination);
         self.pending.all = true;
+    }
+
+    fn recheck_all(&mut self, served: ServedTcp) {
+        self.pending.all = true;
+        self.pending.attempts = Some(served);
     }
 
     fn delete_stale(
@@ -171,7 +198,10 @@ impl Cleaner {
         }
         self.pending.add(dirty);
         let candidates = self.served.candidates(snapshot, &self.pending.dirty, self.pending.all);
-        let deletions = delete(&mut *self.table, &candidates)?;
+        let mut deletions = delete(&mut *self.table, &candidates)?;
+        if let Some(served) = &self.pending.attempts {
+            deletions.extend(delete_attempts(&mut *self.table, served)?);
+        }
         drop(candidates);
         self.served.update(snapshot, &self.pending.dirty, self.pending.all);
         self.pending = PendingCheck::default();
@@ -191,17 +221,32 @@ fn concerns_udp(dirty: &Dirty) -> bool {
     dirty.all || dirty.node || dirty.ports.iter().any(candidates::is_udp)
 }
 
-/// Walks over the entries of each family that has candidates.
-#[expect(clippy::disallowed_methods, reason = "the duration of a walk is measured")]
+/// Walks over the UDP entries of each family that has candidates.
 fn delete(
     table: &mut dyn UdpTable,
     candidates: &Candidates<'_>,
 ) -> Result<Vec<StaleUdpDeletion>, KernelError> {
-    let mut deletions = Vec::new();
-    for filter in candidates.filters() {
-        let started = Instant::now();
-        let flows = table.delete(filter, &mut |flow| candidates.is_stale(flow))?;
-        deletions.push(StaleUdpDeletion { family: filter.family, flows, took: started.elapsed() });
-    }
-    Ok(deletions)
+    let walk = |filter: UdpFilter| {
+        timed(filter.family, || table.delete(filter, &mut |flow| candidates.is_stale(flow)))
+    };
+    candidates.filters().map(walk).collect()
+}
+
+/// Walks over the TCP entries of each family that has service ports.
+fn delete_attempts(
+    table: &mut dyn UdpTable,
+    served: &ServedTcp,
+) -> Result<Vec<StaleUdpDeletion>, KernelError> {
+    let walk = |family| timed(family, || table.delete_tcp_attempts(family, &mut |to| served.contains(to)));
+    served.families().map(walk).collect()
+}
+
+#[expect(clippy::disallowed_methods, reason = "the duration of a walk is measured")]
+fn timed(
+    family: IpFamily,
+    walk: impl FnOnce() -> Result<DeletionCounts, KernelError>,
+) -> Result<StaleUdpDeletion, KernelError> {
+    let started = Instant::now();
+    let flows = walk()?;
+    Ok(StaleUdpDeletion { family, flows, took: started.elapsed() })
 }

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Cleaner, PendingCheck, StaleUdpDeletion, candidates::is_udp, concerns_udp};
+use super::{Cleaner, PendingCheck, ServedTcp, StaleUdpDeletion, candidates::is_udp, concerns_udp};
 use crate::{
     kernel::{KernelError, spawn},
     model::{Dirty, NodeView, ResolvedPort, ServicePortKey, Snapshot},
@@ -25,7 +25,7 @@ const MAX_WAIT: Duration = Duration::from_millis(250);
 #[derive(Debug, Default)]
 struct Update {
     former_destinations: Vec<SocketAddr>,
-    recheck_all: bool,
+    recheck: Option<ServedTcp>,
     dirty: Dirty,
     /// All UDP service ports.
     all: Option<BTreeMap<ServicePortKey, Arc<ResolvedPort>>>,
@@ -44,12 +44,13 @@ pub(super) struct CleanerThread {
     cleaner: Option<Cleaner>,
     channels: Option<(Sender<Update>, Receiver<CleanerResult>)>,
     pub(super) former_destinations: Vec<SocketAddr>,
-    pub(super) recheck_all: bool,
+    /// All entries are to be checked, also attempts to connect to these destinations.
+    pub(super) recheck: Option<ServedTcp>,
 }
 
 impl CleanerThread {
     pub(super) fn new(cleaner: Cleaner) -> Self {
-        Self { cleaner: Some(cleaner), channels: None, former_destinations: Vec::new(), recheck_all: false }
+        Self { cleaner: Some(cleaner), channels: None, former_destinations: Vec::new(), recheck: None }
     }
 
     /// Passes the changes on. Returns the results of earlier calls, and of this one if it ends
@@ -58,7 +59,8 @@ impl CleanerThread {
         if let Some(cleaner) = self.cleaner.take() {
             self.channels = Some(start(cleaner)?);
         }
-        let has_update = self.recheck_all || !self.former_destinations.is_empty() || concerns_udp(dirty);
+        let has_update =
+            self.recheck.is_some() || !self.former_destinations.is_empty() || concerns_udp(dirty);
         let update = has_update.then(|| self.update(snapshot, dirty));
         let Some((updates, results)) = &self.channels else { return Ok(Vec::new()) };
         // The results of earlier calls must not be taken for the result of this one.
@@ -83,7 +85,7 @@ impl CleanerThread {
         let changed = pending.dirty.ports.iter().map(|key| (key.clone(), snapshot.ports.get(key).cloned()));
         Update {
             former_destinations: std::mem::take(&mut self.former_destinations),
-            recheck_all: std::mem::take(&mut self.recheck_all),
+            recheck: self.recheck.take(),
             all: dirty.all.then(all),
             ports: changed.collect(),
             node: (dirty.all || dirty.node).then(|| snapshot.node.clone()),
@@ -117,7 +119,9 @@ impl Update {
         for destination in self.former_destinations {
             cleaner.add_former_destination(destination);
         }
-        cleaner.pending.all |= self.recheck_all;
+        if let Some(served) = self.recheck {
+            cleaner.recheck_all(served);
+        }
         if let Some(all) = self.all {
             snapshot.ports = all;
         }

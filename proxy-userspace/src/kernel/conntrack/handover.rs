@@ -15,7 +15,7 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL};
 use super::{
     AddressPair, dump, failed,
     message::{
-        IP_CT_TCP_FLAG_BE_LIBERAL, IP_CT_TCP_FLAG_CLOSE_INIT, conntrack_type, header, read_tuple,
+        IP_CT_TCP_FLAG_BE_LIBERAL, IP_CT_TCP_FLAG_CLOSE_INIT, conntrack_type, header, read_tuple, tcp_state,
         write_address, write_tcp_flags, write_tuple,
     },
     open,
@@ -35,7 +35,7 @@ const BATCH_SIZE: usize = 32;
 const MAX_ATTEMPTS: usize = 4;
 
 /// `enum tcp_conntrack`.
-const TCP_CONNTRACK_SYN_SENT: u8 = 1;
+pub(super) const TCP_CONNTRACK_SYN_SENT: u8 = 1;
 const TCP_CONNTRACK_SYN_RECV: u8 = 2;
 const TCP_CONNTRACK_ESTABLISHED: u8 = 3;
 const TCP_CONNTRACK_TIME_WAIT: u8 = 7;
@@ -284,13 +284,12 @@ pub(super) fn read_connection(
     let tracked = TrackedConnection { protocol, original, reply, is_dnat: status & IPS_DST_NAT != 0 };
     let untranslated = untranslated(&tracked)?;
     let protoinfo = attributes.nested(CTA_PROTOINFO);
-    let tcp = protoinfo.and_then(|protoinfo| protoinfo.nested(CTA_PROTOINFO_TCP));
     let state = EntryState {
         status,
         timeout: attributes.be32(CTA_TIMEOUT),
         mark: attributes.get(CTA_MARK).map(<[u8]>::to_vec),
         zone: attributes.get(CTA_ZONE).map(<[u8]>::to_vec),
-        tcp_state: tcp.and_then(|tcp| tcp.get(CTA_PROTOINFO_TCP_STATE)?.first().copied()),
+        tcp_state: tcp_state(attributes),
         protoinfo: protoinfo.map(|protoinfo| protoinfo.0.to_vec()),
     };
     Some(Connection { untranslated, reply, tracked, state })

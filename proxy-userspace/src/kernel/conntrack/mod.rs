@@ -1,4 +1,4 @@
-//! The connection tracking table, over ctnetlink: deletes stale UDP entries, and replaces the
+//! The connection tracking table, over ctnetlink: deletes stale entries, and replaces the
 //! entries of connections that conntrack takes over ([`hand_over`]).
 //!
 //! The kernel dumps some hundred entries at a time. Deletions are sent in batches during the dump,
@@ -22,6 +22,7 @@ pub use self::handover::{
 };
 pub use self::liberal::LiberalConnections;
 use self::{
+    handover::TCP_CONNTRACK_SYN_SENT,
     message::{DeletionBatch, Entry, conntrack_type},
     uapi::IPCTNL_MSG_CT_GET,
 };
@@ -49,7 +50,7 @@ pub(super) fn read_any(answer: Attributes<'_>) {
     for protocol in Protocol::ALL {
         handover::read_connection(answer, protocol, &mut |tracked| Some(tracked.original));
     }
-    let Some(entry) = Entry::read(answer) else { return };
+    let Some(entry) = Entry::read(answer, Protocol::Udp) else { return };
     let mut deletion = DeletionBatch::default();
     deletion.push(&entry, 1);
     let written = deletion.finish().as_bytes();
@@ -60,7 +61,7 @@ pub(super) fn read_any(answer: Attributes<'_>) {
     assert_eq!((source, destination), (entry.flow.source, entry.flow.destination));
 }
 
-/// A tracked UDP flow.
+/// A tracked flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UdpFlow {
     /// The source of the first packet.
@@ -133,11 +134,41 @@ pub fn delete_udp(
     filter: UdpFilter,
     is_stale: &mut dyn FnMut(&UdpFlow) -> bool,
 ) -> Result<DeletionCounts, KernelError> {
+    delete(|each| dump_udp(filter, &mut |entry| each(entry, is_stale(&entry.flow))))
+}
+
+/// Deletes the TCP entries of a family whose connection was not answered yet, whose destination is
+/// not translated, and that `is_stale` selects by its original destination. The next segment of the
+/// client then is the first one of its connection.
+pub fn delete_tcp_attempts(
+    family: IpFamily,
+    is_stale: &mut dyn FnMut(SocketAddr) -> bool,
+) -> Result<DeletionCounts, KernelError> {
+    delete(|each| {
+        dump(family, Protocol::Tcp, None, &mut |attributes| {
+            let is_attempt = message::tcp_state(attributes) == Some(TCP_CONNTRACK_SYN_SENT);
+            match Entry::read(attributes, Protocol::Tcp) {
+                Some(entry) => {
+                    let UdpFlow { destination, .. } = entry.flow;
+                    let is_untranslated = is_attempt && !entry.flow.is_translated();
+                    each(&entry, is_untranslated && is_stale(destination))
+                }
+                None => Ok(()),
+            }
+        })
+    })
+}
+
+/// What a walk calls for each entry, with true if the entry is to be deleted.
+type Visit<'a> = &'a mut dyn FnMut(&Entry<'_>, bool) -> Result<(), KernelError>;
+
+/// Deletes entries during a walk.
+fn delete(walk: impl FnOnce(Visit<'_>) -> Result<(), KernelError>) -> Result<DeletionCounts, KernelError> {
     let mut deletions = Deletions::new()?;
     let mut seen = 0;
-    dump_udp(filter, &mut |entry| {
+    walk(&mut |entry, is_stale| {
         seen += 1;
-        if is_stale(&entry.flow) { deletions.push(entry) } else { Ok(()) }
+        if is_stale { deletions.push(entry) } else { Ok(()) }
     })?;
     deletions.send()?;
     match deletions.first_error {
@@ -152,6 +183,7 @@ fn dump_udp(
 ) -> Result<(), KernelError> {
     dump(filter.family, Protocol::Udp, filter.destination_port, &mut |attributes| match Entry::read(
         attributes,
+        Protocol::Udp,
     ) {
         Some(entry) if filter.matches(&entry.flow) => each(&entry),
         _ => Ok(()),

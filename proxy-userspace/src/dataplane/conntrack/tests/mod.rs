@@ -26,6 +26,8 @@ struct Table(Arc<Mutex<Contents>>);
 #[derive(Debug, Default)]
 struct Contents {
     flows: Vec<UdpFlow>,
+    /// The destinations of TCP attempts.
+    attempts: Vec<SocketAddr>,
     walks: Vec<UdpFilter>,
     is_broken: bool,
 }
@@ -44,6 +46,17 @@ impl UdpTable for Table {
         let before = contents.flows.len();
         contents.flows.retain(|flow| !(filter.matches(flow) && is_stale(flow)));
         Ok(DeletionCounts { seen: before, deleted: before - contents.flows.len() })
+    }
+
+    fn delete_tcp_attempts(
+        &mut self,
+        family: IpFamily,
+        is_stale: &mut dyn FnMut(SocketAddr) -> bool,
+    ) -> Result<DeletionCounts, KernelError> {
+        let mut contents = self.0.lock().unwrap();
+        let before = contents.attempts.len();
+        contents.attempts.retain(|to| !(IpFamily::of(to.ip()) == family && is_stale(*to)));
+        Ok(DeletionCounts { seen: before, deleted: before - contents.attempts.len() })
     }
 }
 
@@ -353,9 +366,32 @@ fn table_is_walked_only_after_relevant_udp_changes() {
 #[test]
 fn recheck_all_checks_all_entries_once() {
     let mut scene = Scene::serving(&[OLD]);
-    scene.stale_udp.recheck_all();
+    scene.stale_udp.recheck_all(&scene.snapshot);
     assert_eq!(scene.remaining(&Dirty::default(), &[to_vip(VIP), to_vip(OLD)]), [to_vip(OLD)]);
     assert_eq!(scene.remaining(&Dirty::everything(), &[to_vip(VIP)]), [to_vip(VIP)]);
+}
+
+#[test]
+fn attempts_to_connect_to_service_ports_are_deleted_after_rules_were_missing() {
+    let mut scene = Scene::new();
+    let mut tcp = node_port(&[OLD]);
+    tcp.frontends.push(at(FrontendKind::ExternalIp, "198.51.100.7:53"));
+    scene.snapshot.ports.insert(key("default/web", ""), Arc::new(tcp));
+    scene.set(
+        "dns",
+        ResolvedPort { frontends: vec![at(FrontendKind::ClusterIp, "10.96.0.11:53")], ..service(&[]) },
+    );
+    scene.clean_all();
+    let stay = ["10.96.0.10:54", "10.96.0.11:53", "192.168.57.12:30053", "203.0.113.2:30053", "[fd96::1]:53"];
+    let go = [VIP, "198.51.100.7:53", "192.168.57.11:30053"];
+    let parse = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let all: Vec<_> = stay.into_iter().chain(go).map(parse).collect();
+    scene.table.0.lock().unwrap().attempts.clone_from(&all);
+    scene.clean_all();
+    assert_eq!(scene.table.0.lock().unwrap().attempts, all, "no rules were missing");
+    scene.stale_udp.recheck_all(&scene.snapshot);
+    scene.clean_all();
+    assert_eq!(scene.table.0.lock().unwrap().attempts, stay.map(parse));
 }
 
 #[test]

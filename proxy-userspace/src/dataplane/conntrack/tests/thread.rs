@@ -30,6 +30,14 @@ impl UdpTable for Slow {
         let _received = self.permission.lock().unwrap().recv();
         self.table.delete(filter, is_stale)
     }
+
+    fn delete_tcp_attempts(
+        &mut self,
+        family: IpFamily,
+        is_stale: &mut dyn FnMut(SocketAddr) -> bool,
+    ) -> Result<DeletionCounts, KernelError> {
+        self.table.delete_tcp_attempts(family, is_stale)
+    }
 }
 
 fn slow() -> (Table, Receiver<()>, Sender<()>, CleanerThread) {
@@ -71,6 +79,25 @@ fn changes_during_a_walk_are_checked_afterwards() {
     permit.send(()).unwrap();
     assert_eq!(next_result(&mut thread).unwrap()[0].flows.deleted, 1);
     assert_eq!(table.0.lock().unwrap().flows, []);
+}
+
+#[test]
+fn thread_checks_attempts_after_rules_were_missing() {
+    let (table, _starts, permit, mut thread) = slow();
+    let mut snapshot = Snapshot::default();
+    snapshot.ports.insert(key("default/web", ""), Arc::new(service(&[OLD])));
+    snapshot.ports.insert(udp("dns"), Arc::new(service(&[OLD])));
+    table.0.lock().unwrap().attempts = vec![VIP.parse().unwrap()];
+    permit.send(()).unwrap();
+    thread.recheck = Some(ServedTcp::new(&snapshot));
+    thread.delete_stale(&snapshot, &Dirty::everything()).unwrap();
+    for _ in 0..2000 {
+        if table.0.lock().unwrap().attempts.is_empty() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    panic!("the attempt stays");
 }
 
 #[test]

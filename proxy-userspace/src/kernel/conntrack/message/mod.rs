@@ -27,7 +27,7 @@ pub(super) const fn header(family: IpFamily) -> [u8; 4] {
     }
 }
 
-/// A UDP entry, with the attributes by which the kernel finds it again.
+/// An entry, with the attributes by which the kernel finds it again.
 #[derive(Debug)]
 pub(super) struct Entry<'a> {
     pub(super) flow: UdpFlow,
@@ -37,11 +37,11 @@ pub(super) struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// Reads an entry. Returns `None` for other protocols than UDP.
-    pub(super) fn read(attributes: Attributes<'a>) -> Option<Self> {
+    /// Reads an entry. Returns `None` for other protocols.
+    pub(super) fn read(attributes: Attributes<'a>, protocol: Protocol) -> Option<Self> {
         let tuple = attributes.nested(CTA_TUPLE_ORIG)?;
-        let AddressPair { source, destination } = read_tuple(tuple, Protocol::Udp)?;
-        let reply = read_tuple(attributes.nested(CTA_TUPLE_REPLY)?, Protocol::Udp)?;
+        let AddressPair { source, destination } = read_tuple(tuple, protocol)?;
+        let reply = read_tuple(attributes.nested(CTA_TUPLE_REPLY)?, protocol)?;
         let zone = attributes.be16(CTA_ZONE).unwrap_or(0);
         Some(Self {
             flow: UdpFlow { source, destination, reply_source: reply.source, zone },
@@ -50,6 +50,12 @@ impl<'a> Entry<'a> {
             id: attributes.get(CTA_ID),
         })
     }
+}
+
+/// Returns the state of a TCP entry (`enum tcp_conntrack`).
+pub(super) fn tcp_state(attributes: Attributes<'_>) -> Option<u8> {
+    let tcp = attributes.nested(CTA_PROTOINFO)?.nested(CTA_PROTOINFO_TCP)?;
+    tcp.get(CTA_PROTOINFO_TCP_STATE)?.first().copied()
 }
 
 /// Writes a request for the entries of a protocol that have this original destination port, if any.

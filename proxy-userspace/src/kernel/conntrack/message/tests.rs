@@ -37,7 +37,8 @@ fn entry(protocol: Protocol, family: IpFamily) -> Vec<u8> {
 }
 
 fn entries(datagram: &[u8]) -> Vec<Entry<'_>> {
-    let read = |message: NetlinkBuffer<_>| Entry::read(Attributes::after_header(message.payload()));
+    let read =
+        |message: NetlinkBuffer<_>| Entry::read(Attributes::after_header(message.payload()), Protocol::Udp);
     messages_of(datagram).filter_map(read).collect()
 }
 
