@@ -75,7 +75,6 @@ pub(super) const MAP_SIZES: &str = "shunt.ebpf.mapSizes.";
 /// Modes that count connections and bytes of Services.
 const COUNTING: &[Mode] = &[Mode::Ebpf, Mode::Ipvs];
 const EBPF: &[Mode] = &[Mode::Ebpf];
-const IPTABLES: &[Mode] = &[Mode::Iptables];
 const IPVS: &[Mode] = &[Mode::Ipvs];
 const NFTABLES: &[Mode] = &[Mode::Nftables];
 /// Modes without a section of their own use the section `iptables`, as in upstream's conversion.
@@ -128,7 +127,7 @@ const FIELDS: &[Field] = &[
     field_of("mode", Kind::OneOf(MODES)),
     field_of("iptables.masqueradeBit", BIT).default("14").only_in(ALL_BUT_NFTABLES),
     field_of("iptables.masqueradeAll", Kind::Bool).default("false").only_in(ALL_BUT_NFTABLES),
-    field_of("iptables.localhostNodePorts", Kind::Bool).default("true").only_in(IPTABLES),
+    field_of("iptables.localhostNodePorts", Kind::Bool).default("true").only_in(EBPF_AND_IPTABLES),
     field_of("iptables.syncPeriod", Kind::Period).default("30s").only_in(EBPF_AND_IPTABLES),
     field_of("iptables.minSyncPeriod", Kind::Duration).default("1s").only_in(EBPF_AND_IPTABLES),
     field_of("ipvs.syncPeriod", Kind::Period).default("30s").only_in(IPVS),

@@ -20,7 +20,8 @@ pub(super) fn node_port_addresses(
             ranges.iter().filter(|range| IpFamily::of(range.addr()) == IpFamily::of(*address)).peekable();
         of_family.peek().is_none() || of_family.any(|range| range.contains(address))
     };
-    local.iter().copied().filter(served).collect()
+    let has_loopback = settings.loopback_node_ports;
+    local.iter().copied().filter(|address| has_loopback || !address.is_loopback()).filter(served).collect()
 }
 
 /// As upstream, `primary` stands for `bindAddress` or the addresses in the Node object, as ranges.
@@ -56,6 +57,24 @@ mod tests {
     #[test]
     fn unset_serves_all_addresses_including_loopback() {
         assert_eq!(served(&NodePortAddresses::All, None).len(), LOCAL.len());
+    }
+
+    #[test]
+    fn loopback_is_not_served_where_it_is_off_even_if_a_range_names_it() {
+        let local = LOCAL.into_iter().map(ip).collect();
+        let ranges = NodePortAddresses::Cidrs(cidrs(&["127.0.0.1/32", "192.168.57.0/24", "::/0"]));
+        for (addresses, expected) in [
+            (NodePortAddresses::All, &LOCAL[2..]),
+            (ranges, &["192.168.57.11", "192.168.57.111", "fd57::11"]),
+        ] {
+            let settings = ModelSettings {
+                node_port_addresses: addresses,
+                loopback_node_ports: false,
+                ..testing::settings()
+            };
+            let served = node_port_addresses(&settings, None, &local);
+            assert_eq!(served, expected.iter().map(|address| ip(address)).collect());
+        }
     }
 
     #[test]

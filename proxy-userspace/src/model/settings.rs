@@ -52,6 +52,9 @@ pub struct ModelSettings {
     pub detect_local: DetectLocalMode,
     /// `nodePortAddresses`.
     pub node_port_addresses: NodePortAddresses,
+    /// Node ports are served on loopback addresses if `nodePortAddresses` contains them. Netfilter
+    /// modes have their own rules for loopback addresses, and do not use this.
+    pub loopback_node_ports: bool,
     /// `masqueradeAll`: masquerade all traffic to cluster IPs.
     pub masquerade_all: bool,
     /// The source ports of the flows that the link programs masquerade. `None` if netfilter

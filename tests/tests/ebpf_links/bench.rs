@@ -231,6 +231,7 @@ fn model_settings() -> ModelSettings {
         cluster_cidrs: Vec::new(),
         detect_local: DetectLocalMode::ClusterCidr,
         node_port_addresses: NodePortAddresses::All,
+        loopback_node_ports: true,
         leaves_cluster_ips_of_links: false,
         masquerade_all: false,
         masquerade_ports: None,

@@ -132,7 +132,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag(TABLES, "iptables-masquerade-bit", "iptables.masqueradeBit", "BIT")
         .help("Bit of a packet's mark that asks for masquerade, 0 to 31, in every mode but nftables; for nftables set nftables.masqueradeBit in the file"),
     flag(TABLES, "iptables-localhost-nodeports", "iptables.localhostNodePorts", SWITCH)
-        .help("In the iptables mode, serve node ports on 127.0.0.1 too"),
+        .help("Serve node ports on 127.0.0.1 too, in the modes iptables and ebpf; in the ebpf mode also on ::1"),
     flag(IPVS, "ipvs-sync-period", "ipvs.syncPeriod", "DURATION")
         .help("How often the kernel is compared with what it should hold"),
     flag(IPVS, "ipvs-min-sync-period", "ipvs.minSyncPeriod", "DURATION")

@@ -34,6 +34,7 @@ use crate::{
 
 const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
+const LOCALHOST_NODE_PORTS: &str = "iptables.localhostNodePorts";
 
 impl Config {
     /// Reads the file that the flags name, if any, and combines flags, file and defaults.
@@ -92,7 +93,7 @@ fn resolve(mut settings: Settings, environment: &Environment, auto: Mode) -> Res
         sync_period,
         min_sync_period,
         masquerade_mark: masquerade_mark(&settings, mode),
-        localhost_node_ports: settings.is_true("iptables.localhostNodePorts"),
+        localhost_node_ports: settings.is_true(LOCALHOST_NODE_PORTS),
         counted_services: counted_services(&settings),
         ebpf: ebpf(&mut settings, environment, mode == Mode::Ebpf && !mode_is_auto),
         ipvs: ipvs(&mut settings),
@@ -121,6 +122,7 @@ fn model(settings: &mut Settings, environment: &Environment, mode: Mode) -> Mode
         cluster_cidrs: cluster_cidrs(settings),
         detect_local: detect_local(settings),
         node_port_addresses: node_port_addresses(settings, mode),
+        loopback_node_ports: mode != Mode::Ebpf || settings.is_true(LOCALHOST_NODE_PORTS),
         leaves_cluster_ips_of_links: mode == Mode::Ebpf,
         masquerade_all: settings.is_true(&field(settings, masquerade_section(mode), "masqueradeAll")),
         masquerade_ports: masquerade_ports(settings).filter(|_| mode == Mode::Ebpf),

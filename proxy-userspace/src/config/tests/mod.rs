@@ -148,6 +148,19 @@ fn beside_a_file_other_flags_are_ignored_and_reported() {
     assert_eq!(named, [format!("--kubeconfig: {why}"), format!("--nodeport-addresses: {why}")]);
 }
 
+/// The other modes have rules of their own for loopback addresses.
+#[test]
+fn ebpf_mode_serves_node_ports_on_loopback_unless_that_is_turned_off() {
+    let off = "--iptables-localhost-nodeports=false";
+    let serves = |flags: &[&str]| {
+        let config = load_with(None, flags, &environment()).expect("flags");
+        assert_eq!(config.ineffective, []);
+        config.model.loopback_node_ports
+    };
+    assert!(serves(&["--mode=ebpf"]) && serves(&["--mode=iptables", off]));
+    assert!(!serves(&["--mode=ebpf", off]) && !serves(&["--mode=auto", off]));
+}
+
 #[test]
 fn ebpf_log_is_in_the_filter_unless_a_filter_is_given() {
     let config = |flags: &[&str]| load_with(None, flags, &environment()).expect("flags");

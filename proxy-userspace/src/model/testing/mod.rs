@@ -193,6 +193,7 @@ pub fn settings() -> ModelSettings {
         node_port_addresses: NodePortAddresses::All,
         masquerade_all: false,
         masquerade_ports: None,
+        loopback_node_ports: true,
         leaves_cluster_ips_of_links: false,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),

@@ -68,6 +68,7 @@ impl Daemon {
             cluster_cidrs: Vec::new(),
             detect_local,
             node_port_addresses: NodePortAddresses::All,
+            loopback_node_ports: true,
             leaves_cluster_ips_of_links: false,
             masquerade_all: false,
             masquerade_ports: None,
