@@ -14,11 +14,12 @@ use std::{collections::BTreeSet, error::Error, fmt, sync::Arc};
 
 use super::{
     DisplacedLink, KernelCounts, MapFill, Mode, ModeMetricsReader, RenderError, Renderer,
-    conntrack::StaleUdpDeletion, ebpf::depends_on_source,
+    conntrack::StaleUdpDeletion,
+    ebpf::{depends_on_source, leaves_pods_to_links},
 };
 use crate::{
     mode::BackstopPolicy,
-    model::{Dirty, LinkPath, NodeView, Protocol, ServicePortKey, Snapshot},
+    model::{Dirty, LinkPath, LocalTrafficDetector, NodeView, Protocol, ServicePortKey, Snapshot},
 };
 
 /// Why the backstop is in place.
@@ -35,6 +36,9 @@ pub enum BackstopNeed {
     /// A Service has source ranges, about which programs at sockets of pods and of other containers
     /// cannot decide, and not all links have programs.
     SourceRanges,
+    /// A Service has externalTrafficPolicy Local, programs at sockets cannot tell pods of this node
+    /// from other clients, and not all links have programs.
+    ExternalPolicy,
 }
 
 impl BackstopNeed {
@@ -46,6 +50,7 @@ impl BackstopNeed {
             Self::Links(_) => "links",
             Self::LeftOutLinks(_) => "left-out-links",
             Self::SourceRanges => "source-ranges",
+            Self::ExternalPolicy => "external-policy",
         }
     }
 }
@@ -63,6 +68,9 @@ impl fmt::Display for BackstopNeed {
             }
             Self::SourceRanges => {
                 "a Service has source ranges, which programs at sockets of pods cannot check, and not all links have programs"
+            }
+            Self::ExternalPolicy => {
+                "a Service has externalTrafficPolicy Local, the node's pods are not known (clusterCIDR), and not all links have programs"
             }
         })
     }
@@ -98,6 +106,10 @@ pub struct Backstopped {
     sctp_ports: BTreeSet<ServicePortKey>,
     /// Service ports with source ranges.
     ranged_ports: BTreeSet<ServicePortKey>,
+    /// Service ports whose external addresses the sockets of pods leave to the links.
+    pod_ports: BTreeSet<ServicePortKey>,
+    /// [`Self::pod_ports`] depends on it.
+    local_detector: LocalTrafficDetector,
     has_unserved_links: bool,
     /// Why netfilter is to translate what comes in on links.
     links_need: Option<Arc<str>>,
@@ -116,6 +128,8 @@ impl Backstopped {
             is_in_place: false,
             sctp_ports: BTreeSet::new(),
             ranged_ports: BTreeSet::new(),
+            pod_ports: BTreeSet::new(),
+            local_detector: LocalTrafficDetector::None,
             has_unserved_links: false,
             links_need: None,
             links_are_left: false,
@@ -131,6 +145,7 @@ impl Backstopped {
             self.links_need.clone().map(BackstopNeed::Links),
             (!left_out.is_empty()).then_some(BackstopNeed::LeftOutLinks(left_out)),
             (!self.ranged_ports.is_empty() && self.has_unserved_links).then_some(BackstopNeed::SourceRanges),
+            (!self.pod_ports.is_empty() && self.has_unserved_links).then_some(BackstopNeed::ExternalPolicy),
         ];
         let is_allowed = self.policy != BackstopPolicy::Never;
         setting.into_iter().chain(found.into_iter().flatten().filter(|_| is_allowed)).collect()
@@ -143,9 +158,12 @@ impl Backstopped {
             LinkPath::Programs | LinkPath::Direct { .. } => None,
             LinkPath::Netfilter { why } => Some(Arc::clone(why)),
         };
-        if dirty.all {
+        let detector = &snapshot.node.local_detector;
+        if dirty.all || self.local_detector != *detector {
+            self.local_detector = detector.clone();
             self.sctp_ports.clear();
             self.ranged_ports.clear();
+            self.pod_ports.clear();
             snapshot.ports.keys().for_each(|key| self.update_needs_of(key, snapshot));
         } else {
             dirty.ports.iter().for_each(|key| self.update_needs_of(key, snapshot));
@@ -156,7 +174,12 @@ impl Backstopped {
         let port = snapshot.ports.get(key);
         let is_sctp = port.is_some() && key.name.protocol == Protocol::Sctp;
         let is_ranged = port.is_some_and(|port| depends_on_source(port, key.family));
-        for (is_member, ports) in [(is_sctp, &mut self.sctp_ports), (is_ranged, &mut self.ranged_ports)] {
+        let is_left = port.is_some_and(|port| leaves_pods_to_links(port, &snapshot.node, key.family));
+        for (is_member, ports) in [
+            (is_sctp, &mut self.sctp_ports),
+            (is_ranged, &mut self.ranged_ports),
+            (is_left, &mut self.pod_ports),
+        ] {
             if is_member {
                 ports.insert(key.clone());
             } else if !ports.is_empty() {

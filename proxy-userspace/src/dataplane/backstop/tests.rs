@@ -10,7 +10,7 @@ use crate::{
         fake::{Call, FakeDataplane},
     },
     model::{
-        Frontend, FrontendKind, IpFamily, ResolvedPort,
+        Frontend, FrontendKind, IpFamily, ResolvedPort, TrafficPolicy,
         testing::{cidrs, ip, key, port_number, resolved_port},
     },
 };
@@ -226,4 +226,21 @@ fn source_ranges_need_the_backstop_where_a_link_has_no_programs_unless_they_hold
     assert_eq!(set(&mut node, &[]), []);
     node.snapshot.node.has_unserved_links = false;
     assert_eq!(set(&mut node, &["10.244.1.8/32"]), [], "the programs on links decide");
+}
+
+#[test]
+fn policy_local_needs_the_backstop_where_pods_are_not_known_and_a_link_has_no_programs() {
+    let mut node = Node::new(BackstopPolicy::Auto);
+    node.snapshot.node.has_unserved_links = true;
+    let port = ResolvedPort { external_policy: TrafficPolicy::Local, ..resolved_port() };
+    node.snapshot.ports.insert(tcp(), Arc::new(port));
+    node.sync(&Dirty::everything()).expect("renders");
+    assert_eq!(node.needs(), [BackstopNeed::ExternalPolicy]);
+    node.snapshot.node.local_detector = LocalTrafficDetector::Cidrs(cidrs(&["10.244.0.0/16"]));
+    node.sync(&of_node()).expect("renders");
+    assert_eq!(node.needs(), [], "sockets know the pods");
+    node.snapshot.node.local_detector = LocalTrafficDetector::None;
+    node.snapshot.node.has_unserved_links = false;
+    node.sync(&of_node()).expect("renders");
+    assert_eq!(node.needs(), [], "the programs on links decide");
 }

@@ -25,7 +25,7 @@ use std::{
 pub use proxy_common::layout::MapSizes;
 use proxy_common::layout::{MAPS, MapDeclaration, service_slots};
 
-pub(super) use self::plan::translate::depends_on_source;
+pub(super) use self::plan::translate::{depends_on_source, leaves_pods_to_links};
 use self::{
     checkers::{Checkers, OnDrift},
     direct::DirectApprover,

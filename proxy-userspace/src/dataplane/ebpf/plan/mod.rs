@@ -29,7 +29,7 @@ use proxy_common::{
 
 use self::{
     ids::IdAllocator,
-    ranges::{Prefix, Range},
+    ranges::Range,
     state::State,
     step::{MapEntry, Step},
 };
@@ -189,8 +189,8 @@ impl<'a> Planner<'a> {
         let service = self.identifier(name, &keys);
         let generation = self.slots(service, port);
         self.set_members(service, &translate::members(service, name.name.protocol, port).collect());
-        let range = |net| Range { service, prefix: Prefix::new(net) };
-        self.set_ranges(service, &port.source_ranges.iter().map(range).collect());
+        let ranges = translate::source_ranges(port, self.node, name.family).into_iter();
+        self.set_ranges(service, &ranges.map(|prefix| Range { service, prefix }).collect());
         for (frontend, key) in port.frontends.iter().zip(&keys) {
             let value =
                 translate::service_value(service, generation, port, frontend.kind, self.node, name.family);

@@ -166,6 +166,9 @@ pub(crate) fn local_detection(node: &NodeView) -> (LocalDetection, BTreeSet<Pref
 }
 
 fn range_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family: IpFamily) -> u16 {
+    if kind != FrontendKind::ClusterIp && leaves_pods_to_links(port, node, family) {
+        return flags::SOURCE_RANGES | flags::NODE_IN_RANGES;
+    }
     if kind != FrontendKind::LoadBalancerIp || !has_ranges(port, family) {
         return 0;
     }
@@ -175,6 +178,30 @@ fn range_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family:
         .filter(|address| port.source_ranges.iter().any(|range| range.contains(*address)))
         .map_or(0, |_| flags::NODE_IN_RANGES);
     flags::SOURCE_RANGES | node_flag
+}
+
+/// Returns the ranges of sources that may reach a service port.
+pub(crate) fn source_ranges(port: &ResolvedPort, node: &NodeView, family: IpFamily) -> BTreeSet<Prefix> {
+    let every = Prefix { addr: any(family), prefix_len: if family == IpFamily::V4 { 96 } else { 0 } };
+    let every = leaves_pods_to_links(port, node, family).then_some(every);
+    port.source_ranges.iter().map(Prefix::new).chain(every).collect()
+}
+
+/// Returns true if sockets outside the node's network namespace leave the external addresses of a
+/// service port to the links.
+///
+/// If it is not known which clients are pods of this node, policy Local applies to these pods as to
+/// any other client, but never to the node itself: upstream adds the short cut of pods past the
+/// policy only if `localDetector.IsImplemented()`. A socket program does not decide between pods
+/// and the node. But with source ranges, here one of all addresses, it leaves an unbound socket of
+/// a pod alone. So the packets get the answer that packets from outside get.
+///
+/// If the Service has source ranges of its own, they are not for all of its addresses, so this does
+/// not work.
+pub(crate) fn leaves_pods_to_links(port: &ResolvedPort, node: &NodeView, family: IpFamily) -> bool {
+    port.external_policy == TrafficPolicy::Local
+        && !node.local_detector.is_implemented(family)
+        && !has_ranges(port, family)
 }
 
 /// Returns true if only the source of a packet decides whether it is allowed. A program at an
@@ -271,6 +298,35 @@ mod tests {
             assert_eq!(depends_on_source(&port, IpFamily::V4), expected != 0, "{ranges:?}");
             let other = service_value(1, 1, &port, FrontendKind::ClusterIp, &node, IpFamily::V4);
             assert_eq!(other.flags & flags::SOURCE_RANGES, 0, "{ranges:?}");
+        }
+    }
+
+    /// Upstream's short cut past policy Local needs a detector.
+    #[test]
+    fn pods_that_cannot_be_recognized_are_left_to_the_links_under_policy_local() {
+        let left = flags::SOURCE_RANGES | flags::NODE_IN_RANGES;
+        let v4_only = LocalTrafficDetector::Cidrs(cidrs(&["10.244.0.0/16"]));
+        let whole = ["10.0.0.0/8", "0.0.0.0/0"];
+        for (detector, policy, ranges, expected) in [
+            (LocalTrafficDetector::None, TrafficPolicy::Local, &[][..], [left, left]),
+            (LocalTrafficDetector::None, TrafficPolicy::Local, &whole, [left, 0]),
+            (LocalTrafficDetector::None, TrafficPolicy::Local, &["10.0.0.0/8"], [0, 0]),
+            (LocalTrafficDetector::None, TrafficPolicy::Cluster, &[], [0, 0]),
+            (v4_only, TrafficPolicy::Local, &[], [0, left]),
+        ] {
+            let node = node(detector, false);
+            let port =
+                ResolvedPort { external_policy: policy, source_ranges: cidrs(ranges), ..resolved_port() };
+            let of = |kind, family| {
+                service_value(1, 1, &port, kind, &node, family).flags & (left | flags::DROP_WHEN_EMPTY)
+            };
+            for kind in [FrontendKind::NodePort, FrontendKind::ExternalIp] {
+                assert_eq!(IpFamily::ALL.map(|family| of(kind, family)), expected, "{node:?} {ranges:?}");
+            }
+            assert_eq!(of(FrontendKind::ClusterIp, IpFamily::V4), 0);
+            let holds_all = source_ranges(&port, &node, IpFamily::V4)
+                .contains(&Prefix { addr: Addr::UNSPECIFIED_V4, prefix_len: 96 });
+            assert_eq!(holds_all, expected[0] != 0 || ranges == whole);
         }
     }
 
