@@ -6,6 +6,7 @@ use std::{fmt, fs, time::Duration};
 use super::{
     KernelError,
     command::{Command, Launcher},
+    netns,
 };
 use crate::net::IpFamily;
 
@@ -16,6 +17,17 @@ const LOCK_SECONDS: &str = "5";
 const LIMIT: Duration = Duration::from_mins(1);
 /// The limit for inputs of any size.
 const LARGE_LIMIT: Duration = Duration::from_mins(5);
+
+/// Rules of the kinds that Services need.
+const TRIAL: &str = "\
+*filter
+-A FORWARD -m mark --mark 1 -m conntrack --ctstate INVALID -m comment --comment shunt -j DROP
+-A FORWARD -m mark --mark 1 -p tcp -j REJECT --reject-with tcp-reset
+COMMIT
+*nat
+-A POSTROUTING -m mark --mark 1 -j MASQUERADE
+COMMIT
+";
 
 /// Where iptables keeps the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -123,6 +135,32 @@ impl Iptables {
     /// lists chains without such rules, and accepts changes to them.
     pub fn is_complete(saved: &str) -> bool {
         !saved.contains("' is incompatible, use 'nft' tool")
+    }
+
+    /// Adds rules of the kinds that Services need, and does not remove them: the calling thread must
+    /// be in a network namespace of its own.
+    pub fn try_rules(&self) -> Result<(), KernelError> {
+        self.restore(TRIAL)
+    }
+
+    /// Returns why the kernel accepts no rules of these commands, those of IPv6, although it accepts
+    /// those of IPv4 (`v4`): for example because it has no IPv6 table `nat`. If IPv4 fails too, the
+    /// reason is another one, such as a missing privilege or a lock.
+    pub fn ipv6_refusal(&self, v4: &Self) -> Option<KernelError> {
+        let in_new = |of: &Self| netns::within_new(|| of.try_rules());
+        match (in_new(self), in_new(v4)) {
+            (Ok(Err(refusal)), Ok(Ok(()))) => Some(refusal),
+            (Ok(_), Ok(_)) => None,
+            // Without CAP_SYS_ADMIN. Upstream's test is weaker, and needs no namespace.
+            _ => self.read_nat().err().filter(|_| v4.read_nat().is_ok()),
+        }
+    }
+
+    /// Lists the chain POSTROUTING of the table nat, as upstream's `Present`
+    /// (`pkg/util/iptables/iptables.go`) to find out whether iptables works.
+    fn read_nat(&self) -> Result<(), KernelError> {
+        let args = ["-w", LOCK_SECONDS, "-t", "nat", "-S", "POSTROUTING"];
+        Command::new(self.prefix.clone(), &self.launcher).args(args).limit(LIMIT).run().map(drop)
     }
 
     /// Runs iptables-restore, which changes only what the text names. It makes all changes of a

@@ -12,7 +12,7 @@ use std::{
 use nix::{
     ifaddrs::getifaddrs,
     net::if_::InterfaceFlags,
-    sched::{CloneFlags, setns},
+    sched::{CloneFlags, setns, unshare},
 };
 
 use super::KernelError;
@@ -83,6 +83,17 @@ pub fn within<T: Send>(
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
+}
+
+/// Runs `job` on a new thread in a new network namespace, which ends with the thread. Commands that
+/// the job starts run there too.
+pub fn within_new<T: Send>(job: impl FnOnce() -> T + Send) -> Result<T, KernelError> {
+    let job = || {
+        unshare(CloneFlags::CLONE_NEWNET)
+            .map_err(|error| KernelError::call("create", "a network namespace")(error.into()))?;
+        Ok(job())
+    };
+    thread::scope(|scope| scope.spawn(job).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 #[cfg(test)]

@@ -37,15 +37,28 @@ pub(super) fn in_use(launcher: &Launcher) -> Result<BTreeMap<IpFamily, Iptables>
 }
 
 /// Returns the commands to use, by family, and logs them. Fails if there are none for IPv4.
+///
+/// Leaves out IPv6 if the kernel does not accept its rules, as upstream does
+/// (`platformCheckSupported` in `cmd/kube-proxy/app/server_linux.go`).
 pub(in crate::dataplane) fn find_commands(
     launcher: &Launcher,
 ) -> Result<BTreeMap<IpFamily, Iptables>, KernelError> {
-    let commands = in_use(launcher)?;
+    let mut commands = in_use(launcher)?;
+    let refusal = match (commands.get(&IpFamily::V4), commands.get(&IpFamily::V6)) {
+        (Some(v4), Some(v6)) => v6.ipv6_refusal(v4),
+        _ => None,
+    };
+    if refusal.is_some() {
+        commands.remove(&IpFamily::V6);
+    }
     for family in IpFamily::ALL {
         if let Some(commands) = commands.get(&family) {
             tracing::info!(%family, %commands, "using these iptables commands");
         } else {
-            let why = "the kernel has the family disabled, or its iptables commands are not installed";
+            let why = refusal.as_ref().map_or_else(
+                || "the kernel has the family disabled, or its iptables commands are not installed".into(),
+                KernelError::to_string,
+            );
             tracing::warn!(%family, why, "Services of this IP family are not served");
         }
     }
@@ -78,4 +91,35 @@ fn has_hint(iptables: &Iptables) -> bool {
 fn count_rules(iptables: &Iptables) -> usize {
     let rules = |table| saved(iptables, table).lines().filter(|line| line.starts_with('-')).count();
     Table::ALL.into_iter().map(rules).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
+
+    use super::*;
+
+    /// Creates the iptables commands of both families. Those of IPv4 accept everything, those of
+    /// IPv6 run `script`.
+    fn commands_in(directory: &Path, script: &str) -> Launcher {
+        for (prefix, script) in [("iptables-legacy", "exit 0"), ("ip6tables-legacy", script)] {
+            for name in [prefix.to_owned(), format!("{prefix}-save"), format!("{prefix}-restore")] {
+                let path = directory.join(name);
+                fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("a script");
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("executable");
+            }
+        }
+        Launcher::only_in([directory.to_owned()])
+    }
+
+    #[test]
+    fn ipv6_is_left_out_if_the_kernel_has_no_tables_for_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let no_nat = "echo \"can't initialize ip6tables table `nat': Table does not exist\" >&2; exit 3";
+        for (script, expected) in [(no_nat, &[IpFamily::V4][..]), ("exit 0", &IpFamily::ALL)] {
+            let launcher = commands_in(directory.path(), script);
+            let found = find_commands(&launcher).expect("IPv4 works");
+            assert_eq!(found.into_keys().collect::<Vec<_>>(), expected, "{script}");
+        }
+    }
 }

@@ -1,8 +1,6 @@
 //! Checks what the mode needs from the kernel, in a temporary network namespace.
 
-use std::{net::SocketAddr, thread};
-
-use nix::sched::{CloneFlags, unshare};
+use std::net::SocketAddr;
 
 use super::{
     error::IpvsError,
@@ -10,10 +8,10 @@ use super::{
 };
 use crate::{
     kernel::{
-        KernelError,
         dummy_link::DummyLink,
         ipset::Ipset,
         ipvs::{self, Change, Ipvs, VirtualKey, VirtualServer},
+        netns,
     },
     model::Protocol,
 };
@@ -24,14 +22,7 @@ const TEST_ADDRESS: ([u8; 4], u16) = ([198, 51, 100, 0], 20_000);
 /// Checks the requirements. An error names what is missing and what to do about it.
 pub(super) fn check(settings: &IpvsSettings) -> Result<(), IpvsError> {
     ipvs::load_module(&settings.launcher);
-    let check = || {
-        unshare(CloneFlags::CLONE_NEWNET).map_err(|error| {
-            KernelError::call("create", "a network namespace to try IPVS in")(error.into())
-        })?;
-        check_namespace(settings)
-    };
-    // The thread starts the commands, which therefore run in its network namespace.
-    thread::scope(|scope| scope.spawn(check).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    netns::within_new(|| check_namespace(settings))?
 }
 
 fn check_namespace(settings: &IpvsSettings) -> Result<(), IpvsError> {

@@ -8,20 +8,19 @@ mod netlink;
 
 pub use maps::version;
 
-use std::{collections::BTreeMap, path::Path, thread};
+use std::{collections::BTreeMap, path::Path};
 
 use aya::{
     maps::MapType,
     programs::{ProgramType, tc::qdisc_add_clsact},
     sys::{BpfHelper, is_helper_supported, is_map_supported, is_program_supported},
 };
-use nix::{
-    sched::{CloneFlags, unshare},
-    sys::utsname::uname,
-};
+use nix::sys::utsname::uname;
 use serde::Serialize;
 
-use super::{bpf, capabilities, cgroup, command::Launcher, dummy_link::DummyLink, netns, sock_diag};
+use super::{
+    KernelError, bpf, capabilities, cgroup, command::Launcher, dummy_link::DummyLink, netns, sock_diag,
+};
 
 /// A feature that a mode may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -159,15 +158,12 @@ fn in_fresh_namespace(launcher: &Launcher, kernel: &str) -> Vec<(Feature, Fact)>
             Fact::of(DummyLink::open("shunt-probe").and_then(|mut link| link.create()))
         }),
     ];
-    let tried = || {
-        let unknown = unshare(CloneFlags::CLONE_NEWNET)
-            .err()
-            .map(|error| format!("cannot create a network namespace for the probe (it needs root): {error}"));
-        let fact = |probe: &dyn Fn() -> Fact| unknown.clone().map_or_else(probe, Fact::Unknown);
-        probes.map(|(feature, probe)| (feature, fact(probe))).into()
+    let tried = netns::within_new(|| probes.map(|(feature, probe)| (feature, probe())));
+    let unknown = |error: KernelError| {
+        let reason = format!("{error} (the probe needs root)");
+        probes.map(|(feature, _)| (feature, Fact::Unknown(reason.clone())))
     };
-    // This thread also starts the commands, so they run in its namespace.
-    thread::scope(|scope| scope.spawn(tried).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    tried.unwrap_or_else(unknown).into()
 }
 
 fn maps() -> Fact {

@@ -25,16 +25,6 @@ table inet shunt_probe {
 }
 ";
 
-const IPTABLES_TRIAL: &str = "\
-*filter
--A FORWARD -m mark --mark 1 -m conntrack --ctstate INVALID -m comment --comment shunt -j DROP
--A FORWARD -m mark --mark 1 -p tcp -j REJECT --reject-with tcp-reset
-COMMIT
-*nat
--A POSTROUTING -m mark --mark 1 -j MASQUERADE
-COMMIT
-";
-
 pub(super) fn nftables(launcher: &Launcher) -> Fact {
     Fact::of(Nft::new(launcher.clone()).apply(NFT_TRIAL))
 }
@@ -44,7 +34,7 @@ pub(super) fn iptables(launcher: &Launcher) -> Fact {
     let mut found = Vec::new();
     let mut errors = Vec::new();
     for iptables in IpFamily::ALL.into_iter().flat_map(|family| Iptables::installed(family, launcher)) {
-        match iptables.restore(IPTABLES_TRIAL) {
+        match iptables.try_rules() {
             Ok(()) => found.push(iptables.to_string()),
             Err(error) => errors.push(error.to_string()),
         }

@@ -5,6 +5,7 @@
 //! also adds a rule to iptables' FORWARD chain if this chain filters packets: a packet that one
 //! table accepts may still be dropped by another.
 
+mod backend_tables;
 mod foreign;
 mod iptables;
 mod nft;
@@ -12,9 +13,13 @@ mod nft;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, ops::RangeInclusive};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
+};
 
 use self::{
+    backend_tables::BackendTables,
     iptables::{Extent, SavedTable, TABLES},
     nft::Nat,
 };
@@ -87,41 +92,11 @@ pub struct Rules {
     /// shunt's rules as iptables-save printed them after they were installed. Not every version
     /// prints the words that it was given.
     installed: BTreeMap<(Backend, IpFamily), Vec<String>>,
+    /// Backends whose iptables cannot hold the rules of IPv6 on this kernel.
+    without_ipv6: BTreeSet<Backend>,
     /// The listing of the table in nftables after it was installed.
     installed_nft: Option<String>,
     warned_of_dropping_tables: bool,
-}
-
-/// The tables of one backend and family, with the commands for them.
-struct BackendTables {
-    iptables: Iptables,
-    tables: Vec<SavedTable>,
-}
-
-impl BackendTables {
-    fn read(iptables: Iptables, tables: &[Table]) -> Result<Self, KernelError> {
-        let read = |table: &Table| Ok(SavedTable { table: *table, saved: iptables.save(table.name())? });
-        let tables = tables.iter().map(read).collect::<Result<_, KernelError>>()?;
-        Ok(Self { iptables, tables })
-    }
-
-    fn own_lines(&self) -> Vec<String> {
-        self.tables.iter().flat_map(SavedTable::own_lines).collect()
-    }
-
-    fn foreign_rules(&self) -> usize {
-        self.tables.iter().map(SavedTable::foreign_rules).sum()
-    }
-
-    fn key(&self) -> (Backend, IpFamily) {
-        (self.iptables.backend, self.iptables.family)
-    }
-
-    fn repair(&self, extent: Extent, marks: Marks) -> Option<String> {
-        let repair = |table: &SavedTable| table.repair(self.iptables.family, extent, marks);
-        let text: String = self.tables.iter().filter_map(repair).collect();
-        (!text.is_empty()).then_some(text)
-    }
 }
 
 impl Rules {
@@ -135,6 +110,7 @@ impl Rules {
             location: Location::Unknown,
             random_fully: true,
             installed: BTreeMap::new(),
+            without_ipv6: BTreeSet::new(),
             installed_nft: None,
             warned_of_dropping_tables: false,
         }
@@ -269,7 +245,9 @@ impl Rules {
     fn install_iptables(&mut self) -> Result<(), KernelError> {
         let mut first = None;
         for (tables, text) in self.repairs()? {
-            if let Err(error) = self.restore(&tables, &text) {
+            if let Err(error) = self.restore(&tables, &text)
+                && !self.leaves_out(&tables.iptables)
+            {
                 first.get_or_insert(error);
             }
         }
@@ -279,6 +257,22 @@ impl Rules {
             }
         }
         first.map_or(Ok(()), Err)
+    }
+
+    /// Returns true if the commands are those of IPv6 and the kernel accepts only rules of IPv4.
+    /// Their backend is then left out in IPv6.
+    fn leaves_out(&mut self, v6: &Iptables) -> bool {
+        let mut v4 = Iptables::installed(IpFamily::V4, &self.launcher).into_iter();
+        let refusal = v4.find(|v4| v4.backend == v6.backend).and_then(|v4| v6.ipv6_refusal(&v4));
+        if let Some(error) = &refusal {
+            tracing::warn!(
+                %error,
+                "iptables has no rules of IPv6 on this kernel: IPv6 packets of Services from outside the node are \
+                 neither masqueraded nor refused"
+            );
+            self.without_ipv6.insert(v6.backend);
+        }
+        refusal.is_some()
     }
 
     fn restore(&mut self, tables: &BackendTables, text: &str) -> Result<(), KernelError> {
@@ -340,7 +334,8 @@ impl Rules {
     /// Reads the backends of a family. Fails only if there are some and none can be read.
     fn read_backends(&self, family: IpFamily) -> Result<Vec<BackendTables>, KernelError> {
         let (mut backends, mut first) = (Vec::new(), None);
-        for iptables in Iptables::installed(family, &self.launcher) {
+        let is_used = |of: &Iptables| of.family == IpFamily::V4 || !self.without_ipv6.contains(&of.backend);
+        for iptables in Iptables::installed(family, &self.launcher).into_iter().filter(is_used) {
             match BackendTables::read(iptables, self.tables()) {
                 Ok(tables) => backends.push(tables),
                 Err(error) => drop(first.get_or_insert(error)),
