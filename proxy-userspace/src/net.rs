@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+use ipnet::IpNet;
 pub use proxy_common::{Protocol, layout::DirectScope};
 
 /// An IP family.
@@ -151,6 +152,9 @@ impl fmt::Display for PortRange {
 pub struct NodeFacts {
     /// The addresses of all links, without IPv6 link-local addresses; sorted.
     pub addresses: Vec<LinkAddress>,
+    /// The ranges that are local by a route that somebody added, and not by an address of a link;
+    /// sorted.
+    pub local_routes: Vec<IpNet>,
     /// The addresses that packets may leave with, in the kernel's order.
     pub source_addresses: Vec<SourceAddress>,
     /// All links; sorted.

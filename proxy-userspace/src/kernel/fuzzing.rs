@@ -5,7 +5,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_sock_diag::SockDiagMessage;
 
 use super::{
-    conntrack, foreign_changes, foreign_filters, ipset, ipvs, links,
+    conntrack, foreign_changes, foreign_filters, ipset, ipvs, links, local_routes,
     netlink::{Attributes, error_of, messages_of},
     nftables, redirecting_pods, ruleset_changes, xfrm,
 };
@@ -23,6 +23,7 @@ pub fn read_datagram(datagram: &[u8]) {
         nftables::read_any(attributes);
         redirecting_pods::read_any(attributes);
         foreign_filters::read_any(payload);
+        local_routes::read_any(payload);
         if let Ok(Some(policy)) = xfrm::read(payload) {
             let _ = policy.to_string();
         }

@@ -20,15 +20,16 @@ use tokio::sync::{Notify, watch};
 use super::{
     KernelError,
     bpf::tc,
+    local_routes::LocalRoutes,
     netlink::{MAX_DUMP_ATTEMPTS, attribute},
 };
 use crate::net::{Link, LinkAddress, LinkHeader, MacAddress, NodeFacts, SourceAddress};
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
 
-/// Sends all links and addresses, sorted, to `to` at once and after every change. Notifies
-/// `disturbed` if another program removed a filter that may have been shunt's, or added one that
-/// may run before it. The kernel sends no notification for TCX. Returns an error when rtnetlink
+/// Sends all links, addresses and local routes, sorted, to `to` at once and after every change.
+/// Notifies `disturbed` if another program removed a filter that may have been shunt's, or added
+/// one that may run before it. The kernel sends no notification for TCX. Returns an error when rtnetlink
 /// fails, and `Ok` when all receivers are gone.
 ///
 /// The addresses of `excluded_link` are left out, because they do not belong to the node.
@@ -49,8 +50,10 @@ pub async fn report(
     let connection = tokio::spawn(connection);
     let outcome = async {
         let mut logged = BTreeSet::new();
+        let mut routes = LocalRoutes::watch();
         loop {
             let (facts, excluded) = list_whole(&mut handle, excluded_link).await?;
+            let facts = NodeFacts { local_routes: routes.list().await, ..facts };
             log_unsupported(&facts.links, &mut logged);
             to.send_if_modified(|current| {
                 let differs = current.as_ref() != Some(&facts);
@@ -61,6 +64,7 @@ pub async fn report(
             while is_current {
                 let change = tokio::select! {
                     change = changes.next() => change,
+                    () = routes.changed() => break,
                     () = to.closed() => return Ok(()),
                 };
                 let Some((change, _)) = change else { return Err(failed("read from")(closed())) };

@@ -19,6 +19,7 @@ pub mod ipset;
 pub mod iptables;
 pub mod ipvs;
 pub mod links;
+mod local_routes;
 mod netlink;
 pub mod netns;
 pub mod nfacct;

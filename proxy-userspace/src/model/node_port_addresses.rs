@@ -2,26 +2,55 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use ipnet::IpNet;
+use ipnet::{IpAddrRange, IpNet, Ipv4AddrRange, Ipv6AddrRange};
 
 use super::{IpFamily, ModelSettings, Node, NodePortAddresses, node_view::own_ip};
+
+/// The largest range that is local by route and is served, in bits of the host part: 256 addresses.
+/// The maps and sets for node ports hold single addresses.
+const LARGEST_ROUTE: u8 = 8;
+/// The most addresses that are served because of routes. The map `node_addresses` has room for
+/// 4,096 by default.
+const MAX_ROUTED: usize = 1024;
 
 /// Selects addresses like upstream's `NodePortAddresses.GetNodeIPs`
 /// (`pkg/proxy/util/nodeport_addresses.go`): a family without a range serves all its addresses,
 /// even if the other family has a range.
+///
+/// If a family serves all its addresses, upstream matches the address type `local`, which includes
+/// addresses that are local by route. So these are selected too.
 pub(super) fn node_port_addresses(
     settings: &ModelSettings,
     node: Option<&Node>,
     local: &BTreeSet<IpAddr>,
+    local_routes: &[IpNet],
 ) -> BTreeSet<IpAddr> {
     let ranges = ranges(settings, node);
+    let of_family =
+        |family| ranges.iter().filter(move |range| IpFamily::of(range.addr()) == family).peekable();
     let served = |address: &IpAddr| {
-        let mut of_family =
-            ranges.iter().filter(|range| IpFamily::of(range.addr()) == IpFamily::of(*address)).peekable();
-        of_family.peek().is_none() || of_family.any(|range| range.contains(address))
+        let mut ranges = of_family(IpFamily::of(*address));
+        ranges.peek().is_none() || ranges.any(|range| range.contains(address))
     };
     let has_loopback = settings.loopback_node_ports;
-    local.iter().copied().filter(|address| has_loopback || !address.is_loopback()).filter(served).collect()
+    let local = local.iter().copied().filter(|address| has_loopback || !address.is_loopback());
+    // Upstream's `MatchAll`.
+    let every = |route: &&IpNet| {
+        let mut ranges = of_family(IpFamily::of(route.addr()));
+        ranges.peek().is_none() || ranges.any(|range| range.prefix_len() == 0)
+    };
+    local.filter(served).chain(routed(local_routes.iter().filter(every))).collect()
+}
+
+/// Returns the addresses in the ranges that are local by route, as far as they are served: see
+/// [`LARGEST_ROUTE`] and [`MAX_ROUTED`].
+fn routed<'a>(routes: impl Iterator<Item = &'a IpNet>) -> impl Iterator<Item = IpAddr> {
+    let is_small = |route: &&IpNet| route.max_prefix_len() - route.prefix_len() <= LARGEST_ROUTE;
+    let addresses = |route: &IpNet| match route {
+        IpNet::V4(route) => IpAddrRange::V4(Ipv4AddrRange::new(route.network(), route.broadcast())),
+        IpNet::V6(route) => IpAddrRange::V6(Ipv6AddrRange::new(route.network(), route.broadcast())),
+    };
+    routes.filter(is_small).flat_map(addresses).take(MAX_ROUTED)
 }
 
 /// As upstream, `primary` stands for `bindAddress` or the addresses in the Node object, as ranges.
@@ -51,7 +80,7 @@ mod tests {
     fn served(settings: &NodePortAddresses, node: Option<&Node>) -> Vec<String> {
         let local = LOCAL.into_iter().map(ip).collect();
         let settings = &ModelSettings { node_port_addresses: settings.clone(), ..testing::settings() };
-        node_port_addresses(settings, node, &local).iter().map(ToString::to_string).collect()
+        node_port_addresses(settings, node, &local, &[]).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -72,9 +101,34 @@ mod tests {
                 loopback_node_ports: false,
                 ..testing::settings()
             };
-            let served = node_port_addresses(&settings, None, &local);
+            let served = node_port_addresses(&settings, None, &local, &[]);
             assert_eq!(served, expected.iter().map(|address| ip(address)).collect());
         }
+    }
+
+    #[test]
+    fn addresses_that_are_local_by_route_are_served_where_all_addresses_are() {
+        let routes = cidrs(&["192.0.2.0/30", "198.51.100.7/32", "10.64.0.0/23", "2001:db8::7/128"]);
+        let v4 = ["192.0.2.0", "192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.7"];
+        let whole = NodePortAddresses::Cidrs(cidrs(&["0.0.0.0/0", "fd57::/64"]));
+        let some = NodePortAddresses::Cidrs(cidrs(&["192.0.2.0/24", "2001:db8::/64"]));
+        for (addresses, expected) in [
+            (NodePortAddresses::All, [&v4[..], &["2001:db8::7"]].concat()),
+            (whole, v4.to_vec()),
+            (some, Vec::new()),
+        ] {
+            let settings = ModelSettings { node_port_addresses: addresses, ..testing::settings() };
+            let served = node_port_addresses(&settings, None, &BTreeSet::new(), &routes);
+            assert_eq!(served, expected.into_iter().map(ip).collect());
+        }
+    }
+
+    #[test]
+    fn routes_do_not_fill_the_map_of_addresses() {
+        let routes: Vec<IpNet> =
+            (0..9).map(|third| format!("192.0.{third}.0/24").parse().expect("a range")).collect();
+        let served = node_port_addresses(&testing::settings(), None, &BTreeSet::new(), &routes);
+        assert_eq!(served.len(), MAX_ROUTED);
     }
 
     #[test]
@@ -117,7 +171,7 @@ mod tests {
         };
         let local = ["192.168.57.11", "192.168.57.111"].into_iter().map(ip).collect();
         assert_eq!(
-            Vec::from_iter(node_port_addresses(&settings, Some(&node), &local)),
+            Vec::from_iter(node_port_addresses(&settings, Some(&node), &local, &[])),
             [ip("192.168.57.111")]
         );
     }

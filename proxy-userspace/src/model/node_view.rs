@@ -26,7 +26,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
     let direct_links = direct_links(&links, &facts.link_path);
     NodeView {
         direct_links,
-        node_port_addresses: node_port_addresses(settings, node, &local_addresses),
+        node_port_addresses: node_port_addresses(settings, node, &local_addresses, &facts.local_routes),
         local_addresses,
         primary_addresses: IpFamily::ALL.into_iter().filter_map(primary).collect(),
         links,

@@ -163,7 +163,8 @@ pub struct NodeView {
     /// All addresses of links in the node's network namespace, including loopback.
     pub local_addresses: BTreeSet<IpAddr>,
     /// The addresses on which node ports are served. 127.0.0.1 and `::1` stand for all loopback
-    /// addresses of their family.
+    /// addresses of their family. Addresses that are local by route are not among
+    /// [`Self::local_addresses`].
     pub node_port_addresses: BTreeSet<IpAddr>,
     /// The node's own address in each family: from the Node object, otherwise from the kernel.
     pub primary_addresses: BTreeMap<IpFamily, IpAddr>,
@@ -210,6 +211,11 @@ pub struct Masquerade {
 }
 
 impl NodeView {
+    /// Returns the addresses of links on which node ports are served.
+    pub fn node_port_addresses_of_links(&self) -> impl Iterator<Item = IpAddr> {
+        self.node_port_addresses.intersection(&self.local_addresses).copied()
+    }
+
     /// Returns the source ports that netfilter's rules may give to packets that they masquerade
     /// while the link programs masquerade others. `None` if it may give any.
     ///

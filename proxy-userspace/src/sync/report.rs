@@ -41,7 +41,7 @@ impl SyncLoop {
         let listen_on = if self.every_node_port_address {
             ListenOn::EveryAddress
         } else {
-            ListenOn::Addresses(snapshot.node.node_port_addresses.clone())
+            ListenOn::Addresses(snapshot.node.node_port_addresses_of_links().collect())
         };
         let checks = self.model.health_checks();
         health_checks.send_if_modified(|sent| {

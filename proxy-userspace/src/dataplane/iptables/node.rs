@@ -53,10 +53,10 @@ impl Node {
     /// IPv4, and only if the option is set.
     pub(super) fn of(snapshot: &Snapshot, family: IpFamily, options: RuleOptions) -> Self {
         let node = &snapshot.node;
-        let of_family = |address: &&IpAddr| IpFamily::of(**address) == family;
+        let of_family = |address: &IpAddr| IpFamily::of(*address) == family;
         let serves_loopback = family == IpFamily::V4 && options.localhost_node_ports;
-        let mut served: Vec<IpAddr> = node.node_port_addresses.iter().filter(of_family).copied().collect();
-        let is_all = served.len() == node.local_addresses.iter().filter(of_family).count();
+        let mut served: Vec<IpAddr> = node.node_port_addresses_of_links().filter(of_family).collect();
+        let is_all = served.len() == node.local_addresses.iter().copied().filter(of_family).count();
         served.retain(|address| serves_loopback || !address.is_loopback());
         Self {
             local: LocalMatch::of(&node.local_detector, family),

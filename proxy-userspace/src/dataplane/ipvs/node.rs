@@ -27,7 +27,8 @@ pub(super) struct PlanOptions {
 pub(super) struct Node {
     /// The addresses at which node ports are served. Loopback addresses are not among them: the
     /// kernel's virtual server does not forward packets from there
-    /// (`crosses_local_route_boundary` of `net/netfilter/ipvs/ip_vs_xmit.c`).
+    /// (`crosses_local_route_boundary` of `net/netfilter/ipvs/ip_vs_xmit.c`). As upstream, addresses
+    /// that are local by route are not either.
     pub(super) served_on: Vec<IpAddr>,
     /// Addresses on links other than the dummy link, which the dummy link must not have too.
     pub(super) local_addresses: BTreeSet<IpAddr>,
@@ -43,11 +44,11 @@ impl Node {
     /// Returns the node of a Snapshot.
     pub(super) fn new(snapshot: &Snapshot) -> Self {
         let node = &snapshot.node;
-        let served = node.node_port_addresses.iter().filter(|address| !address.is_loopback());
+        let served = node.node_port_addresses_of_links().filter(|address| !address.is_loopback());
         let not_local =
             |family| Some((family, format!("! {}", LocalMatch::of(&node.local_detector, family)?)));
         Self {
-            served_on: served.copied().collect(),
+            served_on: served.collect(),
             local_addresses: node.local_addresses.clone(),
             primary: node.primary_addresses.clone(),
             not_local: IpFamily::ALL.into_iter().filter_map(not_local).collect(),

@@ -74,6 +74,11 @@ impl NetlinkSocket {
         Ok(Self { socket, sequence: Cell::new(0) })
     }
 
+    /// Makes the kernel obey the filters in requests for lists (`NETLINK_GET_STRICT_CHK`).
+    pub(super) fn check_strictly(&self) -> io::Result<()> {
+        self.socket.set_netlink_get_strict_chk(true)
+    }
+
     /// Returns the sequence number for the next message.
     pub(super) fn next_sequence(&self) -> u32 {
         self.sequence.set(self.sequence.get().wrapping_add(1));
