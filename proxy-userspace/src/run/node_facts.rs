@@ -211,12 +211,25 @@ fn served_sockets(
 ) -> watch::Receiver<Option<ServedSockets>> {
     let (to, receiver) = watch::channel(None);
     let scope = ReportedScope { to, outputs: outputs.clone() };
-    match config.ebpf.sockets_scope {
-        SocketsScope::All => scope.set(SocketScope::All, None, BTreeSet::new()),
-        SocketsScope::Node => {
-            scope.set(SocketScope::Node, Some("shunt.sockets.scope is node".into()), BTreeSet::new());
+    match (config.ebpf.sockets_scope, config.model.masquerade_all) {
+        (SocketsScope::All, masquerade_all) => {
+            if masquerade_all {
+                tracing::warn!(
+                    "masqueradeAll does not apply to connections that are translated at the sockets of pods, \
+                     because a socket has no source to masquerade: set shunt.sockets.scope to auto"
+                );
+            }
+            scope.set(SocketScope::All, None, BTreeSet::new());
         }
-        SocketsScope::Auto => follow_redirecting_pods(scope, tasks),
+        (SocketsScope::Node, _) => scope.set_node("shunt.sockets.scope is node"),
+        (SocketsScope::Auto, true) => {
+            tracing::info!(
+                "masqueradeAll is set, and a socket has no source to masquerade: the sockets of pods are left \
+                 alone, and their connections are translated and masqueraded on links"
+            );
+            scope.set_node("masqueradeAll is set, and a socket has no source to masquerade");
+        }
+        (SocketsScope::Auto, false) => follow_redirecting_pods(scope, tasks),
     }
     receiver
 }
@@ -228,6 +241,11 @@ struct ReportedScope {
 }
 
 impl ReportedScope {
+    /// Leaves the sockets of all pods alone.
+    fn set_node(&self, why: &str) {
+        self.set(SocketScope::Node, Some(why.into()), BTreeSet::new());
+    }
+
     /// Sets the scope, and the reason if that does not follow from the scope.
     fn set(&self, scope: SocketScope, why: Option<Arc<str>>, exempt_addresses: BTreeSet<IpAddr>) {
         self.outputs.status.set_socket_scope(scope.clone(), why);
@@ -249,7 +267,7 @@ fn follow_redirecting_pods(scope: ReportedScope, tasks: &mut Tasks) {
                      alone, and served on their links"
                 );
                 scope.outputs.status.set_exempt_namespaces(ExemptNamespaces::new());
-                scope.set(SocketScope::Node, Some(error.into()), BTreeSet::new());
+                scope.set_node(&error);
             },
             () = exempt(namespaces, &scope) => {}
         }

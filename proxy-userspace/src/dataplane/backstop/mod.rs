@@ -19,7 +19,9 @@ use super::{
 };
 use crate::{
     mode::BackstopPolicy,
-    model::{Dirty, LinkPath, LocalTrafficDetector, NodeView, Protocol, ServicePortKey, Snapshot},
+    model::{
+        Dirty, LinkPath, LocalTrafficDetector, NodeView, Protocol, ServicePortKey, Snapshot, SocketScope,
+    },
 };
 
 /// Why the backstop is in place.
@@ -39,6 +41,8 @@ pub enum BackstopNeed {
     /// A Service has externalTrafficPolicy Local, programs at sockets cannot tell pods of this node
     /// from other clients, and not all links have programs.
     ExternalPolicy,
+    /// The sockets of all pods are left alone, and not all links have programs.
+    PodSockets,
 }
 
 impl BackstopNeed {
@@ -51,6 +55,7 @@ impl BackstopNeed {
             Self::LeftOutLinks(_) => "left-out-links",
             Self::SourceRanges => "source-ranges",
             Self::ExternalPolicy => "external-policy",
+            Self::PodSockets => "pod-sockets",
         }
     }
 }
@@ -71,6 +76,9 @@ impl fmt::Display for BackstopNeed {
             }
             Self::ExternalPolicy => {
                 "a Service has externalTrafficPolicy Local, the node's pods are not known (clusterCIDR), and not all links have programs"
+            }
+            Self::PodSockets => {
+                "the sockets of pods are left alone (masqueradeAll or shunt.sockets.scope), and not all links have programs"
             }
         })
     }
@@ -111,6 +119,8 @@ pub struct Backstopped {
     /// [`Self::pod_ports`] depends on it.
     local_detector: LocalTrafficDetector,
     has_unserved_links: bool,
+    /// Set if the sockets of all pods are left alone, and not all links have programs.
+    pods_need: Option<BackstopNeed>,
     /// Why netfilter is to translate what comes in on links.
     links_need: Option<Arc<str>>,
     /// The programs were removed from the links.
@@ -131,6 +141,7 @@ impl Backstopped {
             pod_ports: BTreeSet::new(),
             local_detector: LocalTrafficDetector::None,
             has_unserved_links: false,
+            pods_need: None,
             links_need: None,
             links_are_left: false,
         }
@@ -146,6 +157,7 @@ impl Backstopped {
             (!left_out.is_empty()).then_some(BackstopNeed::LeftOutLinks(left_out)),
             (!self.ranged_ports.is_empty() && self.has_unserved_links).then_some(BackstopNeed::SourceRanges),
             (!self.pod_ports.is_empty() && self.has_unserved_links).then_some(BackstopNeed::ExternalPolicy),
+            self.pods_need.clone(),
         ];
         let is_allowed = self.policy != BackstopPolicy::Never;
         setting.into_iter().chain(found.into_iter().flatten().filter(|_| is_allowed)).collect()
@@ -154,6 +166,8 @@ impl Backstopped {
     /// Costs as much as the change, not as much as the cluster.
     fn update_needs(&mut self, snapshot: &Snapshot, dirty: &Dirty) {
         self.has_unserved_links = snapshot.node.has_unserved_links;
+        let leaves_pod_sockets = snapshot.node.socket_scope == SocketScope::Node;
+        self.pods_need = (leaves_pod_sockets && self.has_unserved_links).then_some(BackstopNeed::PodSockets);
         self.links_need = match &snapshot.node.link_path {
             LinkPath::Programs | LinkPath::Direct { .. } => None,
             LinkPath::Netfilter { why } => Some(Arc::clone(why)),

@@ -244,3 +244,18 @@ fn policy_local_needs_the_backstop_where_pods_are_not_known_and_a_link_has_no_pr
     node.sync(&of_node()).expect("renders");
     assert_eq!(node.needs(), [], "the programs on links decide");
 }
+
+#[test]
+fn pods_whose_sockets_are_left_alone_need_the_backstop_where_a_link_has_no_programs() {
+    let mut node = Node::new(BackstopPolicy::Auto);
+    node.add(&tcp());
+    node.snapshot.node.socket_scope = SocketScope::Node;
+    node.sync(&Dirty::everything()).expect("renders");
+    assert_eq!(node.needs(), [], "the programs on links serve them");
+    node.snapshot.node.has_unserved_links = true;
+    node.sync(&of_node()).expect("renders");
+    assert_eq!((node.needs(), node.ports_in_rules()), (vec![BackstopNeed::PodSockets], vec![tcp()]));
+    node.snapshot.node.socket_scope = SocketScope::All;
+    node.sync(&of_node()).expect("renders");
+    assert_eq!(node.needs(), []);
+}
