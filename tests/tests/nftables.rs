@@ -193,6 +193,7 @@ fn settings() -> ModelSettings {
         detect_local: DetectLocalMode::ClusterCidr,
         node_port_addresses: NodePortAddresses::All,
         loopback_node_ports: true,
+        ignores_external_ips: false,
         leaves_cluster_ips_of_links: false,
         masquerade_all: false,
         masquerade_ports: None,

@@ -11,6 +11,7 @@ mod environment;
 mod error;
 mod file;
 mod flags;
+mod gates;
 mod go;
 mod lists;
 mod resolve;
@@ -29,5 +30,7 @@ pub use self::{
     error::{ConfigError, IneffectiveSetting, InvalidSetting},
     file::{ConfigFile, FileWatcher},
     flags::{Flags, ProbeOutput},
+    gates::{FeatureGate, FeatureGates},
+    resolve::log_filter_at,
     resolved::{Config, EbpfConfig, IpvsConfig, LogFormat, ObjectSource},
 };

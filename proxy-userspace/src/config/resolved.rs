@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use ipnet::IpNet;
 use proxy_common::layout::MapSizes;
 
-use super::{effective::EffectiveSettings, error::IneffectiveSetting, file::ConfigFile};
+use super::{effective::EffectiveSettings, error::IneffectiveSetting, file::ConfigFile, gates::FeatureGates};
 use crate::{
     kernel::{bpf::LogLevel, ipvs::Timeouts},
     mode::{BackstopPolicy, LinksDirect, LinksPath, Mode, SocketsScope},
@@ -58,6 +58,8 @@ pub struct Config {
     pub bind_address_hard_fail: bool,
     /// The metrics address also answers profiling requests.
     pub profiling: bool,
+    /// The feature gates that were given.
+    pub feature_gates: FeatureGates,
     /// How often the kernel is compared with the Snapshot; above zero.
     pub sync_period: Duration,
     /// The least time between two syncs under load; may be zero.

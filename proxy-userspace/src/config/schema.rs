@@ -102,7 +102,7 @@ const UNBUFFERED: &str = "shunt writes logs to standard error at once";
 const FIELDS: &[Field] = &[
     field_of("apiVersion", Kind::OneOf(&["kubeproxy.config.k8s.io/v1alpha1"])),
     field_of("kind", Kind::OneOf(&["KubeProxyConfiguration"])),
-    without_effect("featureGates", Kind::FeatureGates, "shunt has no feature gates"),
+    field_of("featureGates", Kind::FeatureGates),
     field_of("clientConnection.kubeconfig", Kind::Text),
     without_effect("clientConnection.acceptContentTypes", Kind::Text, JSON_ONLY),
     without_effect("clientConnection.contentType", Kind::Text, JSON_ONLY)

@@ -129,11 +129,13 @@ impl Settings {
 
     /// Rejects a setting that is only invalid together with others.
     pub(super) fn reject(&mut self, path: &str, allowed: impl Into<String>) {
-        let (setting, value) = match self.values.get(path) {
-            Some(setting) => (setting.name(path), setting.written.clone()),
-            None => (path.into(), "not set".into()),
-        };
-        self.add_invalid(setting, value, allowed.into());
+        let value = self.values.get(path).map_or_else(|| "not set".into(), |setting| setting.written.clone());
+        self.add_invalid(self.name_of(path), value, allowed.into());
+    }
+
+    /// Returns the flag that set a field, or else its path, for messages.
+    fn name_of(&self, path: &str) -> String {
+        self.values.get(path).map_or_else(|| path.into(), |setting| setting.name(path))
     }
 
     /// Rejects a flag whose value is not allowed.
@@ -148,6 +150,11 @@ impl Settings {
     /// Adds a setting that was given and has no effect.
     pub(super) fn add_ineffective(&mut self, setting: impl Into<String>, why: impl Into<String>) {
         self.ineffective.push(IneffectiveSetting { setting: setting.into(), why: why.into() });
+    }
+
+    /// Adds a part of a field that has no effect.
+    pub(super) fn add_ineffective_part(&mut self, path: &str, why: impl Into<String>) {
+        self.add_ineffective(self.name_of(path), why);
     }
 
     /// Adds the settings that differ from the default and have no effect in this mode.
@@ -248,11 +255,6 @@ impl Settings {
     /// Returns patterns of interface names.
     pub(super) fn globs(&self, path: &str) -> Vec<Pattern> {
         if let Some(Value::Globs(globs)) = self.value(path) { globs.clone() } else { Vec::new() }
-    }
-
-    /// Returns true if a feature gate is on. The gates that matter here are off by default.
-    pub(super) fn is_gate_on(&self, name: &str) -> bool {
-        matches!(self.given("featureGates"), Some(Value::Gates(gates)) if gates.get(name) == Some(&true))
     }
 
     /// Returns the invalid settings and those without an effect.

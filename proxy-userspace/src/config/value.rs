@@ -93,7 +93,9 @@ impl Kind {
                 "a list of CIDRs such as 192.168.0.0/16, or the word primary in a list".into()
             }
             Self::InterfaceGlobs => "a list of interface names or globs, such as eth0 or cali*".into(),
-            Self::FeatureGates => "feature names with true or false, such as SomeFeature: true".into(),
+            Self::FeatureGates => {
+                "names of feature gates with true or false, such as AllowServiceExternalIPs: false".into()
+            }
             Self::VModule => {
                 "a list of items with a filePattern (without = and commas) and a verbosity".into()
             }

@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use super::{Delta, NamespacedName, Service, ServiceType, intern::Interner};
+use super::{Delta, ModelSettings, NamespacedName, Service, ServiceType, intern::Interner};
 
 /// Upstream's `ServiceChangeTracker`. It merges the changes to one Service. A change that was
 /// reverted does not count.
@@ -16,9 +16,16 @@ pub(super) struct ServiceChangeTracker {
     services: HashMap<NamespacedName, Box<Service>>,
     /// The Services that changed since [`Self::checkout_changes`], as they were at that time.
     changes: BTreeMap<NamespacedName, Option<Box<Service>>>,
+    /// External IPs are dropped.
+    ignores_external_ips: bool,
 }
 
 impl ServiceChangeTracker {
+    /// Creates a tracker without Services.
+    pub(super) fn new(settings: &ModelSettings) -> Self {
+        Self { ignores_external_ips: settings.ignores_external_ips, ..Self::default() }
+    }
+
     /// Applies a change from a source.
     pub(super) fn update(&mut self, delta: Delta<Service>, strings: &mut Interner<str>) {
         let (deleted, services) = delta.split(self.services.keys(), |service| &service.name);
@@ -64,6 +71,9 @@ impl ServiceChangeTracker {
     fn apply(&mut self, mut service: Service, strings: &mut Interner<str>) {
         if should_skip(&service) {
             return self.set(service.name, None);
+        }
+        if self.ignores_external_ips {
+            service.external_ips = Vec::new();
         }
         compact(&mut service, strings);
         self.set(service.name.clone(), Some(Box::new(service)));

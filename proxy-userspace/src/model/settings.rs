@@ -62,6 +62,9 @@ pub struct ModelSettings {
     pub masquerade_ports: Option<PortRange>,
     /// The links that are served.
     pub interfaces: InterfaceGlobs,
+    /// External IPs of Services are not served (CVE-2020-8554): the feature gate
+    /// `AllowServiceExternalIPs` is off. [`super::Model::new`] reads it.
+    pub ignores_external_ips: bool,
     /// A cluster IP that is an address of one of the node's links is not served, because a process
     /// of the node serves it, such as a node-local DNS cache. Netfilter modes leave this decision
     /// to the NOTRACK rules of such a process.

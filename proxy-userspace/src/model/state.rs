@@ -75,7 +75,7 @@ struct PendingChanges {
 impl Model {
     /// Creates a model without objects.
     pub fn new(settings: ModelSettings) -> Self {
-        Self { settings, ..Self::default() }
+        Self { services: ServiceChangeTracker::new(&settings), settings, ..Self::default() }
     }
 
     /// Applies an event. [`Self::resolve`] resolves it later.

@@ -2,7 +2,7 @@
 
 mod table;
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
@@ -61,6 +61,22 @@ impl Flags {
             cleanup: is_on("cleanup"),
             given,
         })
+    }
+
+    /// Returns each flag with the value that was given, or else with its default, for `/flagz`. As
+    /// with upstream, the configuration file does not count.
+    pub fn values(&self) -> BTreeMap<&'static str, String> {
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let once = [
+            ("cleanup", self.cleanup.to_string()),
+            ("config", path(&self.config).unwrap_or_default()),
+            ("init-only", self.init_only.to_string()),
+            ("write-config-to", path(&self.write_config_to).unwrap_or_default()),
+        ];
+        let default = |flag: &Flag| flag.path().and_then(schema::field).map_or("", |field| field.default);
+        let defaults = FLAGS.iter().map(|flag| (flag.name, default(flag).to_owned()));
+        let given = self.given.iter().map(|(index, text)| (FLAGS[*index].name, text.clone()));
+        once.into_iter().chain(defaults).chain(given).collect()
     }
 
     /// Adds the given flags to the settings. As with upstream, most flags of kube-proxy are ignored

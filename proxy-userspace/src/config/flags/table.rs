@@ -163,6 +163,8 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
         .help("Conntrack timeout of UDP flows without replies; 0 keeps the kernel's value"),
     flag(SYSTEM, "conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", "DURATION")
         .help("Conntrack timeout of UDP flows with replies; 0 keeps the kernel's value"),
+    flag(SYSTEM, "feature-gates", "featureGates", "NAME=true|false,...")
+        .help("Feature gates of Kubernetes. AllAlpha, AllBeta, AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz, KubeProxyIPVS and LoggingAlphaOptions change something here; shunt names the others that are given, and refuses unknown ones"),
     flag(SYSTEM, "oom-score-adj", "oomScoreAdj", "NUMBER")
         .help("How likely the kernel is to kill this process when memory runs out, from -1000 (never) to 1000"),
     flag(OBSERVE, "healthz-bind-address", "healthzBindAddress", "IP:PORT")
@@ -193,7 +195,6 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     always(NO_EFFECT, "log-text-info-buffer-size", "logging.options.text.infoBufferSize", "BYTES"),
     always(NO_EFFECT, "log-json-split-stream", "logging.options.json.splitStream", SWITCH),
     always(NO_EFFECT, "log-json-info-buffer-size", "logging.options.json.infoBufferSize", "BYTES"),
-    flag(NO_EFFECT, "feature-gates", "featureGates", "NAME=true|false,..."),
     flag(NO_EFFECT, "kube-api-content-type", "clientConnection.contentType", "TYPE"),
     flag(NO_EFFECT, "kube-api-qps", "clientConnection.qps", "NUMBER"),
     flag(NO_EFFECT, "kube-api-burst", "clientConnection.burst", "NUMBER"),

@@ -2,12 +2,9 @@
 
 use super::Settings;
 use crate::{
-    config::{environment::Environment, resolved::LogFormat},
+    config::{FeatureGate, FeatureGates, environment::Environment, resolved::LogFormat},
     kernel::bpf::LogLevel,
 };
-
-/// Upstream's feature gate for `logging.options`.
-const ALPHA_OPTIONS: &str = "LoggingAlphaOptions";
 
 /// Returns `logging.format`.
 pub(super) fn format(settings: &Settings) -> LogFormat {
@@ -16,11 +13,11 @@ pub(super) fn format(settings: &Settings) -> LogFormat {
 
 /// Makes upstream's checks of settings that shunt does not use
 /// (`component-base/logs/api/v1/options.go`).
-pub(super) fn check_options(settings: &mut Settings) {
+pub(super) fn check_options(settings: &mut Settings, gates: &FeatureGates) {
     if format(settings) == LogFormat::Json && settings.given("logging.vmodule").is_some() {
         settings.reject("logging.vmodule", "must not be set when logging.format is json");
     }
-    if settings.is_gate_on(ALPHA_OPTIONS) || settings.is_gate_on("AllAlpha") {
+    if gates.is_on(FeatureGate::LoggingAlphaOptions) {
         return;
     }
     for path in [
@@ -30,7 +27,7 @@ pub(super) fn check_options(settings: &mut Settings) {
         "logging.options.json.infoBufferSize",
     ] {
         if settings.is_not_default(path) {
-            settings.reject(path, format!("must not be set unless the feature gate {ALPHA_OPTIONS} is on"));
+            settings.reject(path, "must not be set unless the feature gate LoggingAlphaOptions is on");
         }
     }
 }
@@ -49,15 +46,22 @@ pub(super) fn filter(settings: &mut Settings, environment: &Environment) -> Stri
         return filter;
     }
     let of_environment = environment.log_filter.as_deref().filter(|filter| !filter.is_empty());
-    let filter = match (settings.integer::<u32>("logging.verbosity"), of_environment) {
-        (0, Some(filter)) if settings.given("logging.verbosity").is_none() => return filter.into(),
-        (0..=3, _) => "info",
-        (4..=5, _) => "info,shunt=debug,proxy_userspace=debug",
-        (6..=7, _) => "info,shunt=trace,proxy_userspace=trace",
+    let verbosity = settings.integer("logging.verbosity");
+    match of_environment {
+        Some(filter) if verbosity == 0 && settings.given("logging.verbosity").is_none() => filter.into(),
+        _ => filter_at(verbosity, of_programs(settings)),
+    }
+}
+
+/// Returns the filter for a verbosity. One setting is enough to see what the programs report.
+pub fn filter_at(verbosity: u32, of_programs: LogLevel) -> String {
+    let filter = match verbosity {
+        0..=3 => "info",
+        4..=5 => "info,shunt=debug,proxy_userspace=debug",
+        6..=7 => "info,shunt=trace,proxy_userspace=trace",
         _ => "trace",
     };
-    // One setting is enough to see what the programs report.
-    if of_programs(settings) == LogLevel::Debug { format!("{filter},ebpf=debug") } else { filter.into() }
+    if of_programs == LogLevel::Debug { format!("{filter},ebpf=debug") } else { filter.into() }
 }
 
 /// Returns `shunt.ebpf.log`.

@@ -3,6 +3,8 @@
 
 mod logging;
 
+pub use self::logging::filter_at as log_filter_at;
+
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
@@ -19,6 +21,7 @@ use super::{
     error::ConfigError,
     file::ConfigFile,
     flags::Flags,
+    gates::{self, FeatureGate, FeatureGates},
     resolved::{Config, EbpfConfig, IpvsConfig, ObjectSource},
     settings::Settings,
 };
@@ -79,17 +82,20 @@ fn resolve(mut settings: Settings, environment: &Environment, auto: Mode) -> Res
     let mode = mode.unwrap_or(auto);
     let (min_sync_period, sync_period) = sync_periods(&mut settings, mode);
     let (healthz_bind_address, metrics_bind_address) = bind_addresses(&settings);
-    logging::check_options(&mut settings);
+    let feature_gates = FeatureGates::of(&settings);
+    gates::check(&mut settings, &feature_gates, mode);
+    logging::check_options(&mut settings, &feature_gates);
     let mut config = Config {
         mode,
         mode_is_auto,
         source: source(&mut settings),
-        model: model(&mut settings, environment, mode),
+        model: model(&mut settings, environment, mode, &feature_gates),
         node: node(&settings),
         healthz_bind_address,
         metrics_bind_address,
         bind_address_hard_fail: settings.is_true("bindAddressHardFail"),
         profiling: settings.is_true("enableProfiling"),
+        feature_gates,
         sync_period,
         min_sync_period,
         masquerade_mark: masquerade_mark(&settings, mode),
@@ -115,7 +121,12 @@ const fn masquerade_section(mode: Mode) -> &'static str {
     if matches!(mode, Mode::Nftables) { "nftables" } else { "iptables" }
 }
 
-fn model(settings: &mut Settings, environment: &Environment, mode: Mode) -> ModelSettings {
+fn model(
+    settings: &mut Settings,
+    environment: &Environment,
+    mode: Mode,
+    gates: &FeatureGates,
+) -> ModelSettings {
     ModelSettings {
         node_name: node_name(settings, environment),
         bind_address: settings.address("bindAddress").filter(|address| !address.is_unspecified()),
@@ -123,6 +134,7 @@ fn model(settings: &mut Settings, environment: &Environment, mode: Mode) -> Mode
         detect_local: detect_local(settings),
         node_port_addresses: node_port_addresses(settings, mode),
         loopback_node_ports: mode != Mode::Ebpf || settings.is_true(LOCALHOST_NODE_PORTS),
+        ignores_external_ips: !gates.is_on(FeatureGate::AllowServiceExternalIps),
         leaves_cluster_ips_of_links: mode == Mode::Ebpf,
         masquerade_all: settings.is_true(&field(settings, masquerade_section(mode), "masqueradeAll")),
         masquerade_ports: masquerade_ports(settings).filter(|_| mode == Mode::Ebpf),

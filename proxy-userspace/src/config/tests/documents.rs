@@ -5,6 +5,7 @@ use std::{fmt::Write as _, fs, path::Path};
 use super::*;
 use crate::config::{
     flags::{FLAGS, Flag, Target, help},
+    gates,
     schema::{self, UsedBy},
 };
 
@@ -50,6 +51,7 @@ fn document() -> String {
     for (flag, what) in ONCE {
         row(flag, "", "applies", what);
     }
+    text.push_str(&feature_gates());
     text.push_str("\n## Fields\n\n| field | value | default | used by |\n|---|---|---|---|\n");
     for field in schema::fields() {
         let used_by = match field.used_by {
@@ -61,6 +63,22 @@ fn document() -> String {
         let (path, value) = (field.path, field.kind.allowed());
         let _infallible = writeln!(text, "| `{path}` | {value} | {} | {used_by} |", field.default);
     }
+    text
+}
+
+fn feature_gates() -> String {
+    let mut text = String::from("\n## Feature gates\n\n| gate | default | what it does |\n|---|---|---|\n");
+    for gate in FeatureGate::ALL {
+        let (name, default, what) = (gate.name(), gate.default(), gate.description());
+        let _infallible = writeln!(text, "| `{name}` | {default} | {what} |");
+    }
+    let others: Vec<_> = gates::known().filter(|name| !gates::used().contains(name)).collect();
+    let _infallible = writeln!(
+        text,
+        "\nThe other gates of Kubernetes 1.36 and 1.37 are accepted, and change nothing. shunt names those that are given in \
+         one log line at start. It refuses all others.\n\n<details><summary>The other gates</summary>\n\n{}\n\n</details>",
+        others.join(", ")
+    );
     text
 }
 

@@ -204,8 +204,8 @@ fn without_a_file_all_flags_apply() {
         "--oom-score-adj",
         "-5",
         "--conntrack-max-per-core=0",
-        "--feature-gates=A=true,B=false",
-        "--feature-gates=C=true",
+        "--feature-gates=WatchList=true,AllowServiceExternalIPs=false",
+        "--feature-gates=KubeletPSI=true",
         "--ipvs-exclude-cidrs=010.0.0.0/8",
     ];
     let config = load_with(None, &flags, &environment()).unwrap();
@@ -221,6 +221,28 @@ fn without_a_file_all_flags_apply() {
     assert_eq!((config.node.oom_score_adj, config.node.conntrack.max_per_core), (-5, 0));
     let named: Vec<_> = config.ineffective.iter().map(|setting| setting.setting.as_str()).collect();
     assert_eq!(named, ["--feature-gates", "--ipvs-exclude-cidrs"]);
+    let gates = "these gates change nothing in shunt: KubeletPSI, WatchList";
+    assert_eq!(config.ineffective[0].why, gates);
+    assert!(config.model.ignores_external_ips);
+}
+
+#[test]
+fn flagz_has_given_values_and_defaults() {
+    let flags = ["shunt", "--config=/etc/a", "-v=4", "--interfaces=eth0", "--interfaces=eth1"];
+    let values = Flags::parse(flags).unwrap().values();
+    let shown = ["config", "cleanup", "v", "interfaces", "iptables-sync-period", "profiling", "master"];
+    let shown = shown.map(|name| values[name].as_str());
+    assert_eq!(shown, ["/etc/a", "false", "4", "eth0,eth1", "30s", "false", ""]);
+}
+
+#[test]
+fn the_gates_of_all_alpha_and_beta_features_apply_to_gates_that_are_not_given() {
+    let gates = |text: &str| load(&format!("{HEAD}featureGates: {text}\n"), &[]).feature_gates;
+    let on = |gates: &FeatureGates| FeatureGate::ALL.map(|gate| u8::from(gates.is_on(gate)));
+    assert_eq!(on(&gates("{}")), [0, 0, 1, 1, 1, 1, 0]);
+    assert_eq!(on(&gates("{AllAlpha: true}")), [1, 0, 1, 1, 1, 1, 1]);
+    assert_eq!(on(&gates("{AllBeta: false, ComponentFlagz: true}")), [0, 0, 1, 1, 0, 1, 0]);
+    assert_eq!(on(&gates("{AllAlpha: true, LoggingAlphaOptions: false}")), [1, 0, 1, 1, 1, 1, 0]);
 }
 
 #[test]

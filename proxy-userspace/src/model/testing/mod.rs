@@ -194,6 +194,7 @@ pub fn settings() -> ModelSettings {
         masquerade_all: false,
         masquerade_ports: None,
         loopback_node_ports: true,
+        ignores_external_ips: false,
         leaves_cluster_ips_of_links: false,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),

@@ -106,6 +106,7 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
                 masquerade_all,
                 masquerade_ports: masquerades.then_some(PortRange { first: 1_024, last: 29_999 }),
                 loopback_node_ports: loopback,
+                ignores_external_ips: false,
                 leaves_cluster_ips_of_links: leaves,
                 interfaces,
             }

@@ -16,6 +16,22 @@ fn with_external_ip(name: &str, cluster_ip: &str, external_ip: &str) -> Service 
 }
 
 #[test]
+fn external_ips_are_not_served_if_their_feature_gate_is_off() {
+    let settings = ModelSettings { ignores_external_ips: true, ..settings() };
+    let mut node_port = with_external_ip("a/y", "10.96.0.2", "192.0.2.2");
+    node_port.ports[0].node_port = Some(port_number(30_080));
+    node_port.external_traffic_policy = TrafficPolicy::Local;
+    let mut world = World::default();
+    let services = vec![with_external_ip("a/x", "10.96.0.1", "192.0.2.1"), node_port];
+    world.apply(WatchEvent::Services(Delta::Replace(services)));
+    let mut model = world.model(&settings, &facts(&[("eth0", "192.168.57.11/24")]));
+    let served: Vec<_> = model.snapshot().ports.values().map(|port| frontends_of(port)).collect();
+    assert_eq!(served, [vec!["ClusterIp 10.96.0.1:80"], vec!["ClusterIp 10.96.0.2:80", "NodePort *:30080"]]);
+    let dirty = apply_service(&mut model, with_external_ip("a/x", "10.96.0.1", "192.0.2.9"));
+    assert!(dirty.is_empty(), "a change of external IPs changes nothing: {dirty:?}");
+}
+
+#[test]
 fn each_family_has_the_frontends_of_its_addresses() {
     let mut web = load_balancer("a/x", "10.96.0.1", &["198.51.100.1", "2001:db8::1"]);
     web.cluster_ips.push(ip("fd96::1"));
