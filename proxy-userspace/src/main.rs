@@ -7,6 +7,7 @@ use self::run::{Exit, ModeChoice, SetLogFilter};
 use std::{
     io::{IsTerminal, stderr},
     process::ExitCode,
+    sync::Arc,
 };
 
 use proxy_userspace::{
@@ -111,7 +112,7 @@ fn set_up_log(config: &Config) -> SetLogFilter {
         |text: &str| text.parse().unwrap_or_else(|_| Targets::new().with_default(tracing::Level::INFO));
     let (filter, handle) = reload::Layer::new(targets(&config.log_filter));
     tracing_subscriber::registry().with(layer.with_filter(filter)).init();
-    Box::new(move |text| {
+    Arc::new(move |text| {
         if let Err(error) = handle.reload(targets(text)) {
             tracing::error!(%error, "cannot change the log filter: it stays the same");
         }

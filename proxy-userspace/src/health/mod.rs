@@ -1,7 +1,9 @@
 //! Serves what probes, load balancers, scrapers and people request: `/healthz`, `/livez`,
-//! `/metrics`, `/proxyMode`, `/statusz` and health check node ports.
+//! `/metrics`, `/proxyMode`, `/statusz`, `/flagz` and health check node ports.
 #![forbid(unsafe_code)]
 
+mod flagz;
+mod introspection;
 mod listen;
 mod proxy_health;
 mod routes;
@@ -9,15 +11,17 @@ mod server;
 mod service_health;
 mod status;
 mod statusz;
+mod zpages;
 
 #[cfg(test)]
 mod tests;
 
 use std::{io, net::SocketAddr};
 
+pub use introspection::{Debugging, Introspection, introspection_routes};
 pub use listen::{bind, serve};
 pub use proxy_health::{NodeObject, ProxyHealth};
-pub use routes::{Introspection, healthz_routes, introspection_routes, metrics_routes};
+pub use routes::{healthz_routes, metrics_routes};
 #[cfg(feature = "fuzzing")]
 pub use server::answer_bytes;
 pub use service_health::{HealthChecks, ListenOn, PortFailureEvents, serve_health_checks};

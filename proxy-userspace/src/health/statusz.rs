@@ -6,44 +6,82 @@ use std::{
     time::Duration,
 };
 
-use axum::http::{HeaderMap, header};
+use axum::{
+    Json,
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+};
 use jiff::Timestamp;
+use serde_json::json;
 
 use super::{
+    ProxyHealth, Status,
     proxy_health::{FamilyProgress, Progress},
+    routes::NO_SNIFF,
     status::{Facts, ReportedScope, RunningMode},
+    zpages::{self, Format},
 };
 use crate::{
     dataplane::{BackstopStatus, Mode},
     model::{DirectScope, LinkPath, SocketScope},
 };
 
-const HEAD: &str = "
-shunt statusz
-Warning: This page is for people who debug. Its format can change in every version. Programs should read /metrics.
-";
 /// Go's `time.UnixDate`, as upstream writes times here.
 const TIME_FORMAT: &str = "%a %b %e %H:%M:%S UTC %Y";
 const NONE: &str = "none";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The Kubernetes version whose kube-proxy shunt stands in for.
+const EMULATION_VERSION: &str = "1.36";
+
+/// Answers in the format that the client accepts.
+pub(super) fn answer(
+    status: &Status,
+    health: &ProxyHealth,
+    paths: &[&'static str],
+    headers: &HeaderMap,
+) -> Response {
+    let (started, up) = (status.started, status.running_since.elapsed());
+    match zpages::negotiate("Statusz", headers) {
+        Ok(Format::Text) => {
+            let page = Page { started, up, paths, facts: &status.facts(), progress: &health.progress() };
+            ([NO_SNIFF], page.to_string()).into_response()
+        }
+        Ok(Format::Json(version)) => ([NO_SNIFF], Json(to_json(version, started, up, paths))).into_response(),
+        Err(response) => *response,
+    }
+}
+
+/// Returns upstream's type `Statusz`. shunt's own facts are only in the text.
+fn to_json(version: &str, started: Timestamp, up: Duration, paths: &[&'static str]) -> serde_json::Value {
+    let mut page = zpages::object("Statusz", version);
+    page["startTime"] = json!(started.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+    page["uptimeSeconds"] = json!(up.as_secs());
+    page["goVersion"] = json!("");
+    page["binaryVersion"] = json!(VERSION);
+    page["emulationVersion"] = json!(EMULATION_VERSION);
+    page["paths"] = json!(paths);
+    page
+}
 
 /// What the page shows.
 pub(super) struct Page<'a> {
     pub(super) started: Timestamp,
     pub(super) up: Duration,
-    /// The paths of the server, as upstream lists them: the first segments, sorted.
-    pub(super) paths: &'a str,
+    /// The first segments of the server's paths.
+    pub(super) paths: &'a [&'static str],
     pub(super) facts: &'a Facts,
     pub(super) progress: &'a Progress,
 }
 
 impl Display for Page<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(HEAD)?;
+        f.write_str(&zpages::head("statusz"))?;
         writeln!(f)?;
         line(f, "Started", time(self.started))?;
         line(f, "Up", uptime(self.up))?;
-        line(f, "Binary version", env!("CARGO_PKG_VERSION"))?;
-        line(f, "Paths", self.paths)?;
+        line(f, "Binary version", VERSION)?;
+        line(f, "Emulation version", EMULATION_VERSION)?;
+        line(f, "Paths", self.paths.join(" "))?;
         writeln!(f)?;
         let mode = self.facts.mode.as_ref();
         write_mode(f, mode)?;
@@ -169,18 +207,6 @@ fn uptime(up: Duration) -> String {
     format!("{} hr {:02} min {:02} sec", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// Returns true if one of the accepted media types is plain text, or if there is no header
-/// `Accept`. Upstream also has JSON, with a type and a version of its own API.
-pub(super) fn accepts_text(headers: &HeaderMap) -> bool {
-    let mut values = headers.get_all(header::ACCEPT).iter().peekable();
-    let is_text = |range: &str| {
-        let media_type = range.split(';').next().unwrap_or_default().trim();
-        ["text/plain", "text/*", "*/*"].iter().any(|text| media_type.eq_ignore_ascii_case(text))
-    };
-    values.peek().is_none()
-        || values.any(|value| value.to_str().is_ok_and(|value| value.split(',').any(is_text)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,7 +224,7 @@ mod tests {
 
     fn text(facts: &Facts, progress: &Progress) -> String {
         let started = Timestamp::from_second(1_790_000_000).expect("in range");
-        Page { started, up: 3_725 * SECOND, paths: "/metrics /statusz", facts, progress }.to_string()
+        Page { started, up: 3_725 * SECOND, paths: &["/metrics", "/statusz"], facts, progress }.to_string()
     }
 
     fn running(mode: Mode, why: &str) -> RunningMode {
@@ -301,20 +327,5 @@ mod tests {
         let text = text(&facts, &progress(1, None));
         assert_eq!(text.lines().filter(|line| line.starts_with("Mode:")).count(), 1, "{text}");
         assert!(text.ends_with("Failing: cannot program the kernel: nft failed: line 2\n"), "{text}");
-    }
-
-    #[test]
-    fn text_is_acceptable_without_a_header_and_for_ranges_that_contain_it() {
-        let accepts = |values: &[&'static str]| {
-            let pairs = values.iter().map(|value| (header::ACCEPT, header::HeaderValue::from_static(value)));
-            accepts_text(&pairs.collect())
-        };
-        assert!(accepts(&[]));
-        for value in ["*/*", "text/*;q=0.5", "text/plain; charset=utf-8", "text/html, Text/Plain"] {
-            assert!(accepts(&[value]), "{value}");
-        }
-        assert!(accepts(&["text/html", "text/plain"]), "the header may come twice");
-        assert!(!accepts(&["application/json;v=v1alpha1;g=config.k8s.io;as=Statusz"]));
-        assert!(!accepts(&["text/html"]) && !accepts(&[""]));
     }
 }

@@ -49,6 +49,8 @@ pub struct Usage {
     pub open_files: u64,
     /// The limit of open files; `None` if there is no limit.
     pub max_files: Option<u64>,
+    /// The number of threads.
+    pub threads: u64,
 }
 
 /// Reads the resources in use.
@@ -64,6 +66,7 @@ pub fn usage() -> Result<Usage, KernelError> {
         // One of them is the directory itself.
         open_files: (files as u64).saturating_sub(1),
         max_files: max_files(&limits),
+        threads: number(&status, "Threads:").ok_or_else(|| unreadable(STATUS))?,
     })
 }
 
@@ -108,6 +111,11 @@ fn bytes(status: &str, name: &str) -> Option<u64> {
     value.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// Returns a line of `/proc/self/status` that is a number.
+fn number(status: &str, name: &str) -> Option<u64> {
+    status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
+}
+
 /// Returns the soft limit in `/proc/self/limits`.
 fn max_files(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
@@ -147,6 +155,7 @@ mod tests {
     fn usage_of_this_process_is_plausible() {
         let usage = usage().expect("readable");
         assert!(usage.resident > 0 && usage.mapped > usage.resident && usage.open_files >= 3, "{usage:?}");
+        assert!(usage.threads >= 2, "the test runs in a thread of its own: {usage:?}");
         assert!(started_at().expect("readable") > 1.6e9);
     }
 

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod exposition;
+mod histograms;
 mod kernel_counts;
 mod mode_metrics;
 mod process;
@@ -19,16 +20,15 @@ use std::{
     time::Duration,
 };
 
-use prometheus_client::metrics::{
-    counter::Counter,
-    family::Family,
-    gauge::Gauge,
-    histogram::{Histogram, exponential_buckets},
-};
+use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
 
 pub use exposition::Exposition;
 
-use self::{kernel_counts::KernelCountsCollector, mode_metrics::ModeMetricsCollector};
+use self::{
+    histograms::{Durations, Histograms},
+    kernel_counts::KernelCountsCollector,
+    mode_metrics::ModeMetricsCollector,
+};
 use crate::{
     dataplane::{
         BackstopStatus, DisplacedLink, KernelCounts, MapFill, ModeMetricsReader, conntrack::StaleUdpDeletion,
@@ -38,7 +38,7 @@ use crate::{
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Seconds = Gauge<f64, AtomicU64>;
-type Histograms = Family<Labels<1>, Histogram, fn() -> Histogram>;
+type TextLabels = Vec<(&'static str, String)>;
 
 /// The traffic policy to which a count applies; the label `traffic_policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,9 +95,9 @@ pub struct Metrics {
     healthcheck: Family<Labels<2>, Gauge>,
     healthchecks: Family<Labels<3>, Counter>,
     mode: Family<Labels<1>, Gauge>,
-    mode_info: Family<Vec<(&'static str, String)>, Gauge>,
+    mode_info: Family<TextLabels, Gauge>,
     backstop_info: Family<Labels<2>, Gauge>,
-    link_path_info: Family<Vec<(&'static str, String)>, Gauge>,
+    link_path_info: Family<TextLabels, Gauge>,
     exempt_namespaces: Gauge,
     modes_broken: Family<Labels<1>, Counter>,
     running_mode: Arc<RwLock<&'static str>>,
@@ -105,7 +105,7 @@ pub struct Metrics {
     map_entries: Family<Labels<1>, Gauge>,
     map_capacity: Family<Labels<1>, Gauge>,
     links_left_out: Gauge,
-    links_displaced: Family<Vec<(&'static str, String)>, Gauge>,
+    links_displaced: Family<TextLabels, Gauge>,
     kernel_counts: KernelCountsCollector,
     of_mode: ModeMetricsCollector,
     operations: Counter,
@@ -115,32 +115,18 @@ pub struct Metrics {
     watch_synced: Gauge,
     manifest_errors: Gauge,
     watch_connected: Family<Labels<1>, Gauge>,
-}
-
-/// The histograms of durations in seconds, by IP family.
-#[derive(Clone, Debug)]
-struct Durations {
-    sync: Histograms,
-    sync_full: Histograms,
-    sync_partial: Histograms,
-    programming: Histograms,
-    conntrack: Histograms,
-}
-
-impl Default for Durations {
-    fn default() -> Self {
-        let sync_histograms = || Histograms::new_with_constructor(sync_buckets);
-        Self {
-            sync: sync_histograms(),
-            sync_full: sync_histograms(),
-            sync_partial: sync_histograms(),
-            programming: Histograms::new_with_constructor(programming_buckets),
-            conntrack: sync_histograms(),
-        }
-    }
+    features: Family<Labels<2>, Gauge>,
+    build_info: Family<Labels<9>, Gauge>,
+    own_build_info: Family<Labels<1>, Gauge>,
+    api_requests: Family<TextLabels, Counter>,
 }
 
 impl Metrics {
+    /// Creates metrics without values, whose histograms also have native buckets (KEP-5808).
+    pub fn with_native_histograms() -> Self {
+        Self { durations: Durations::new(true), ..Self::default() }
+    }
+
     /// Returns all metrics for encoding.
     pub fn exposition(&self) -> Exposition {
         self.create_known_labels();
@@ -185,6 +171,23 @@ impl Metrics {
         for DisplacedLink { link, .. } in links {
             self.links_displaced.get_or_create(&vec![("link", link.to_string())]).set(1);
         }
+    }
+
+    /// Records a request to the API server: the HTTP method, the server with its port, the status
+    /// of the response if there was one, and the time until its head.
+    pub fn api_request_answered(&self, method: &str, host: &str, status: Option<u16>, took: Duration) {
+        // client-go's text for a request without a response.
+        let code = status.map_or_else(|| "<error>".into(), |status| status.to_string());
+        let (method, host) = (method.to_owned(), host.to_owned());
+        let labels = vec![("code", code), ("method", method.clone()), ("host", host.clone())];
+        self.api_requests.get_or_create(&labels).inc();
+        let labels = vec![("verb", method), ("host", host)];
+        self.durations.api_requests.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+
+    /// Sets whether a feature gate is on. `stage` is its maturity, in capitals.
+    pub fn set_feature(&self, name: &'static str, stage: &'static str, is_on: bool) {
+        self.features.get_or_create(&[("name", name), ("stage", stage)]).set(is_on.into());
     }
 
     /// Sets the current mode and the reason for it.
@@ -348,6 +351,8 @@ impl Metrics {
     /// Series whose labels are known in advance start at zero, so that a query sees the first
     /// increase.
     fn create_known_labels(&self) {
+        self.build_info.get_or_create(&process::BUILD_OF_KUBERNETES).set(1);
+        self.own_build_info.get_or_create(&[("version", env!("CARGO_PKG_VERSION"))]).set(1);
         for healthy in [true, false] {
             drop(self.healthz.get_or_create(&[code(healthy)]));
             drop(self.livez.get_or_create(&[code(healthy)]));
@@ -407,17 +412,4 @@ fn set_for_families(families: &[IpFamily], gauges: &Family<Labels<1>, Seconds>, 
 
 fn gauge_value(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-/// From a millisecond to 16 seconds.
-fn sync_buckets() -> Histogram {
-    Histogram::new(exponential_buckets(0.001, 2.0, 15))
-}
-
-/// Quarter seconds to 0.5, seconds to 59, five seconds to 115, half minutes to 5 minutes.
-fn programming_buckets() -> Histogram {
-    let steps = |first: u16, step: u16, count: u16| (0..count).map(move |n| f64::from(first + n * step));
-    Histogram::new(
-        [0.25, 0.5].into_iter().chain(steps(1, 1, 59)).chain(steps(60, 5, 12)).chain(steps(120, 30, 7)),
-    )
 }

@@ -1,17 +1,39 @@
 //! Exports the resource usage of the process, under the names that Prometheus' client libraries and
 //! upstream use.
 
-use std::{fmt, sync::OnceLock};
+use std::{env::consts, fmt, sync::OnceLock};
 
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
     metrics::{counter::ConstCounter, gauge::ConstGauge},
 };
+use tokio::runtime::Handle;
 
+use super::Labels;
 use crate::kernel::{
     KernelError,
     own_process::{self, Usage},
+};
+
+/// The labels of `kubernetes_build_info`. Alerts take the first two numbers of `git_version`.
+pub(super) const BUILD_OF_KUBERNETES: Labels<9> = [
+    ("major", "1"),
+    ("minor", "36"),
+    ("git_version", concat!("v1.36.0+shunt-", env!("CARGO_PKG_VERSION"))),
+    ("git_commit", ""),
+    ("git_tree_state", ""),
+    ("build_date", ""),
+    ("go_version", ""),
+    ("compiler", "rustc"),
+    ("platform", PLATFORM),
+];
+
+/// The platform under Go's name.
+const PLATFORM: &str = match consts::ARCH.as_bytes() {
+    b"x86_64" => "linux/amd64",
+    b"aarch64" => "linux/arm64",
+    _ => "linux/other",
 };
 
 /// Reads the resource usage at each scrape.
@@ -41,7 +63,7 @@ impl Collector for ProcessCollector {
                 return Ok(());
             }
         };
-        let Usage { cpu_seconds, resident, mapped, open_files, max_files } = usage;
+        let Usage { cpu_seconds, resident, mapped, open_files, max_files, threads } = usage;
         let to = &mut encoder;
         let (cpu, start) = (ConstCounter::new(cpu_seconds), ConstGauge::new(started_at));
         write(to, "cpu_seconds", "Total user and system CPU time spent in seconds.", &cpu)?;
@@ -49,10 +71,24 @@ impl Collector for ProcessCollector {
         write(to, "resident_memory_bytes", "Resident memory size in bytes.", &gauge(resident))?;
         write(to, "virtual_memory_bytes", "Virtual memory size in bytes.", &gauge(mapped))?;
         write(to, "open_fds", "Number of open file descriptors.", &gauge(open_files))?;
+        write(to, "threads", "Number of OS threads in the process.", &gauge(threads))?;
         if let Some(most) = max_files {
             write(to, "max_fds", "Maximum number of open file descriptors.", &gauge(most))?;
         }
         Ok(())
+    }
+}
+
+/// Reads the number of tasks of the asynchronous runtime at each scrape.
+#[derive(Debug)]
+pub(super) struct TaskCollector;
+
+impl Collector for TaskCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        // Tests have no runtime.
+        let Ok(runtime) = Handle::try_current() else { return Ok(()) };
+        let tasks = gauge(runtime.metrics().num_alive_tasks() as u64);
+        write(&mut encoder, "tasks", "Tasks of the asynchronous runtime", &tasks)
     }
 }
 

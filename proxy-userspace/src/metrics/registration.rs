@@ -5,7 +5,10 @@
 
 use prometheus_client::registry::Registry;
 
-use super::{Metrics, process::ProcessCollector};
+use super::{
+    Metrics,
+    process::{ProcessCollector, TaskCollector},
+};
 
 /// Registers fields of [`Metrics`], one in a row: field, name, help.
 macro_rules! register {
@@ -20,6 +23,8 @@ pub(super) fn registry(metrics: &Metrics) -> Registry {
     let upstream = registry.sub_registry_with_prefix("kubeproxy");
     upstream_metrics(metrics, upstream);
     shunt_metrics(metrics, registry.sub_registry_with_prefix("shunt"));
+    api_client_metrics(metrics, &mut registry);
+    kubernetes_metrics(metrics, registry.sub_registry_with_prefix("kubernetes"));
     registry.sub_registry_with_prefix("process").register_collector(Box::<ProcessCollector>::default());
     registry
 }
@@ -64,9 +69,31 @@ fn upstream_metrics(metrics: &Metrics, to: &mut Registry) {
     });
 }
 
+/// client-go's metrics (`component-base/metrics/prometheus/restclient`).
+fn api_client_metrics(metrics: &Metrics, to: &mut Registry) {
+    register!(to, metrics, {
+        api_requests: "rest_client_requests",
+            "Number of HTTP requests, partitioned by status code, method, and host";
+        durations.api_requests: "rest_client_request_duration_seconds",
+            "Request latency in seconds. Broken down by verb, and host";
+    });
+}
+
+/// The metrics that every component of Kubernetes has (`component-base/metrics/prometheus`).
+fn kubernetes_metrics(metrics: &Metrics, to: &mut Registry) {
+    register!(to, metrics, {
+        build_info: "build_info",
+            "A metric with a constant '1' value labeled by the version of Kubernetes whose kube-proxy shunt stands in for";
+        features: "feature_enabled",
+            "This metric records the data about the stage and enablement of a k8s feature.";
+    });
+}
+
 fn shunt_metrics(metrics: &Metrics, to: &mut Registry) {
     to.register_collector(Box::new(metrics.kernel_counts.clone()));
+    to.register_collector(Box::new(TaskCollector));
     register!(to, metrics, {
+        own_build_info: "build_info", "1, labeled by the version of shunt";
         mode: "mode", "The current mode";
         mode_info: "mode_info", "The reason for the current mode";
         backstop_info: "backstop_info",

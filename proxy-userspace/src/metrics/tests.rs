@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use prometheus_client::encoding::prometheus_protobuf;
 use proxy_common::layout::ServiceCounts;
 
 use super::*;
@@ -33,6 +34,9 @@ fn used_metrics() -> Metrics {
         took: Duration::from_millis(2),
     });
     metrics.healthz_answered(false);
+    metrics.api_request_answered("GET", "10.0.0.1:6443", Some(200), Duration::from_millis(30));
+    metrics.api_request_answered("POST", "10.0.0.1:6443", None, Duration::from_secs(9));
+    metrics.set_feature("AllowServiceExternalIPs", "DEPRECATED", false);
     metrics
 }
 
@@ -57,12 +61,18 @@ fn every_metric_has_upstreams_name_and_kind() {
         ("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "gauge"),
         ("kubeproxy_sync_proxy_rules_service_changes_pending", "gauge"),
         ("kubeproxy_sync_proxy_rules_service_changes_total", "counter"),
+        ("kubernetes_build_info", "gauge"),
+        ("kubernetes_feature_enabled", "gauge"),
         ("process_cpu_seconds_total", "counter"),
         ("process_max_fds", "gauge"),
         ("process_open_fds", "gauge"),
         ("process_resident_memory_bytes", "gauge"),
         ("process_start_time_seconds", "gauge"),
+        ("process_threads", "gauge"),
         ("process_virtual_memory_bytes", "gauge"),
+        ("rest_client_request_duration_seconds", "histogram"),
+        ("rest_client_requests_total", "counter"),
+        ("shunt_build_info", "gauge"),
         ("shunt_exempt_namespaces", "gauge"),
         ("shunt_links_displaced", "gauge"),
         ("shunt_links_left_out", "gauge"),
@@ -116,6 +126,12 @@ fn samples_have_upstreams_labels() {
         "kubeproxy_sync_proxy_rules_service_changes_total 1",
         "kubeproxy_sync_proxy_rules_service_changes_pending 0",
         r#"kubeproxy_proxy_healthz_total{code="503"} 1"#,
+        r#"rest_client_requests_total{code="200",method="GET",host="10.0.0.1:6443"} 1"#,
+        r#"rest_client_requests_total{code="<error>",method="POST",host="10.0.0.1:6443"} 1"#,
+        r#"rest_client_request_duration_seconds_bucket{le="0.025",verb="GET",host="10.0.0.1:6443"} 0"#,
+        r#"rest_client_request_duration_seconds_bucket{le="0.1",verb="GET",host="10.0.0.1:6443"} 1"#,
+        r#"rest_client_request_duration_seconds_count{verb="POST",host="10.0.0.1:6443"} 1"#,
+        r#"kubernetes_feature_enabled{name="AllowServiceExternalIPs",stage="DEPRECATED"} 0"#,
         r#"shunt_mode{mode="ebpf"} 1"#,
         r#"shunt_mode_info{mode="ebpf",why="as configured"} 1"#,
         r#"shunt_map_capacity{map="services"} 64"#,
@@ -184,6 +200,25 @@ fn scrapers_that_ask_for_openmetrics_get_it() {
         text(&used_metrics(), Some("application/openmetrics-text;version=1.0.0,text/plain;q=0.5"));
     assert!(content_type.starts_with("application/openmetrics-text"));
     assert!(text.ends_with("# EOF\n"));
+}
+
+#[test]
+fn histograms_have_native_buckets_in_protobuf_if_they_are_wanted() {
+    let native_buckets = |metrics: &Metrics| {
+        metrics.sync_succeeded(&IpFamily::ALL, SyncExtent::Full, Duration::from_millis(3), 7, 2.5);
+        let families = prometheus_protobuf::encode(&metrics.exposition().0).expect("metrics can be written");
+        let name = "kubeproxy_sync_proxy_rules_duration_seconds";
+        let family = families.into_iter().find(|family| family.name == name).expect("it is written");
+        let histogram = family.metric[0].histogram.clone().expect("a histogram");
+        assert_eq!(histogram.bucket.len(), 16, "the classic buckets stay");
+        histogram.positive_span.len()
+    };
+    assert_eq!(native_buckets(&Metrics::default()), 0);
+    assert_eq!(native_buckets(&Metrics::with_native_histograms()), 1);
+    let accept = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
+    let (content_type, body) = used_metrics().exposition().answer(Some(accept)).expect("a body");
+    assert!(content_type.starts_with("application/vnd.google.protobuf; proto="), "{content_type}");
+    assert!(body.windows(9).any(|part| part == b"kubeproxy"), "{body:?}");
 }
 
 #[test]

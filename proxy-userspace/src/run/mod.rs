@@ -23,10 +23,11 @@ use self::{
 use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
-    config::{Config, IneffectiveSetting},
+    config::{Config, FeatureGate, FeatureGates, IneffectiveSetting, log_filter_at},
     dataplane::{Mode, Renderer, ebpf::EbpfError},
-    health::{self, Introspection, PortFailureEvents},
+    health::{self, Debugging, Introspection, PortFailureEvents},
     kernel::{KernelError, end_signals::EndSignals, own_process},
+    metrics::Metrics,
     node::{self, NodeEvent, NodeEvents},
     sync::{Outputs, SyncError, SyncLoop, SyncSettings},
 };
@@ -77,11 +78,15 @@ pub(crate) async fn run(
     let pending = Arc::new(Mutex::new(pending));
     set_up_node(&choice.config, &events);
     events.normal("Starting", format!("shunt starts in the mode {}, {}", choice.config.mode, choice.why));
-    let outputs = Outputs::new(choice.config.sync_period * 2, events);
+    let outputs = Outputs {
+        metrics: metrics(&choice.config.feature_gates),
+        ..Outputs::new(choice.config.sync_period * 2, events)
+    };
     let mut endpoints = Tasks::new();
     let mut broken = Vec::new();
-    let mut reload = Reload::new(&choice, set_log_filter, outputs.health.clone());
-    start_endpoints(&choice.config, &outputs, reload.effective.subscribe(), &mut endpoints);
+    let mut reload = Reload::new(&choice, Arc::clone(&set_log_filter), outputs.health.clone());
+    let introspection = introspection(&choice, &outputs, reload.effective.subscribe(), set_log_filter);
+    start_endpoints(&choice.config, &outputs, introspection, &mut endpoints);
     loop {
         let settings = reload.settings.subscribe();
         let before = std::mem::take(&mut broken);
@@ -261,12 +266,39 @@ pub(crate) fn cancel_on_signal(shutdown: CancellationToken) -> anyhow::Result<()
     Ok(())
 }
 
-fn start_endpoints(
-    config: &Config,
-    outputs: &Outputs,
+/// Creates the metrics, with the state of the feature gates.
+fn metrics(gates: &FeatureGates) -> Metrics {
+    let metrics = if gates.is_on(FeatureGate::NativeHistograms) {
+        Metrics::with_native_histograms()
+    } else {
+        Metrics::default()
+    };
+    for gate in FeatureGate::ALL {
+        metrics.set_feature(gate.name(), gate.stage(), gates.is_on(gate));
+    }
+    metrics
+}
+
+/// Returns what the metrics server reports about this process.
+fn introspection(
+    ModeChoice { config, flags, .. }: &ModeChoice,
+    Outputs { status, health, .. }: &Outputs,
     effective: watch::Receiver<serde_json::Value>,
-    tasks: &mut Tasks,
-) {
+    set_log_filter: SetLogFilter,
+) -> Introspection {
+    let of_programs = config.ebpf.log;
+    let set_verbosity = Arc::new(move |level| set_log_filter(&log_filter_at(level, of_programs)));
+    Introspection {
+        status: status.clone(),
+        health: health.clone(),
+        config: effective,
+        flags: config.feature_gates.is_on(FeatureGate::ComponentFlagz).then(|| flags.values()),
+        statusz: config.feature_gates.is_on(FeatureGate::ComponentStatusz),
+        debugging: config.profiling.then_some(Debugging { set_verbosity }),
+    }
+}
+
+fn start_endpoints(config: &Config, outputs: &Outputs, introspection: Introspection, tasks: &mut Tasks) {
     let Outputs { metrics, health, health_checks, status, events } = outputs;
     let hard_fail = config.bind_address_hard_fail;
     let mut serve = |server: &'static str, address: Option<SocketAddr>, routes: Router| {
@@ -284,12 +316,6 @@ fn start_endpoints(
         config.healthz_bind_address,
         health::healthz_routes(health.clone(), metrics.clone(), status.clone()),
     );
-    let introspection = Introspection {
-        status: status.clone(),
-        health: health.clone(),
-        config: effective,
-        profiling: config.profiling,
-    };
     let routes = health::metrics_routes(metrics).merge(health::introspection_routes(introspection));
     serve("metrics", config.metrics_bind_address, routes);
     let port_failures =

@@ -1,6 +1,6 @@
 //! Applies changes of the configuration file: in this process if possible, otherwise by a restart.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use proxy_userspace::{
     causes::with_causes,
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::{ModeChoice, log_ineffective_settings};
 
 /// Sets the log filter.
-pub(crate) type SetLogFilter = Box<dyn Fn(&str) + Send + Sync>;
+pub(crate) type SetLogFilter = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// What a changed file needs that running parts cannot do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

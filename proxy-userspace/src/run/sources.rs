@@ -11,7 +11,7 @@ use proxy_userspace::{
     model::WatchEvent,
     net::ProxyVariables,
     sync::{Inputs, Outputs, SyncSettings},
-    watch::{self, ApiSource, ManifestSource, WatchError, WatchStatus},
+    watch::{self, ApiRequest, ApiSource, ManifestSource, OnApiRequest, WatchError, WatchStatus},
 };
 use tokio::sync::{Notify, mpsc, watch as channel};
 
@@ -58,7 +58,8 @@ async fn objects(
             measured(Box::pin(source.run(to)), status, &outputs).await
         }
         ObjectSource::Api { kubeconfig, master } => {
-            let client = watch::kube_client(kubeconfig.as_deref(), master.as_deref(), &proxies).await?;
+            let (kubeconfig, master) = (kubeconfig.as_deref(), master.as_deref());
+            let client = watch::kube_client(kubeconfig, master, &proxies, &count_requests(&metrics)).await?;
             let source = ApiSource::new(client.clone(), &*config.model.node_name);
             // Only the nftables mode has rules about Service CIDRs.
             let needs_cidrs = config.mode == Mode::Nftables;
@@ -76,6 +77,14 @@ async fn objects(
             }
         }
     }
+}
+
+/// Returns a receiver of requests that counts them.
+fn count_requests(metrics: &Metrics) -> OnApiRequest {
+    let metrics = metrics.clone();
+    Arc::new(move |&ApiRequest { method, host, status, took }| {
+        metrics.api_request_answered(method.as_str(), host, status.map(|status| status.as_u16()), took);
+    })
 }
 
 /// Runs a source and keeps its metrics up to date.

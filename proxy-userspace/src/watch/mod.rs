@@ -19,7 +19,10 @@ pub use self::{
     manifests::{Manifest, read_manifest},
 };
 pub use self::{
-    api::{ApiSource, ProxyUrlError, Timing, kube_client, record_events},
+    api::{
+        ApiRequest, ApiSource, OnApiRequest, ProxyUrlError, Timing, ignore_api_requests, kube_client,
+        record_events,
+    },
     manifests::ManifestSource,
     status::{KindStatus, WatchStatus},
 };

@@ -1,11 +1,11 @@
 //! Requests to the health server and to the metrics server, as they come on a connection.
 
-use std::{cell::OnceCell, time::Duration};
+use std::{cell::OnceCell, sync::Arc, time::Duration};
 
 use axum::Router;
 use proxy_userspace::{
     health::{
-        Introspection, ProxyHealth, Status, answer_bytes, healthz_routes, introspection_routes,
+        Debugging, Introspection, ProxyHealth, Status, answer_bytes, healthz_routes, introspection_routes,
         metrics_routes,
     },
     metrics::Metrics,
@@ -34,8 +34,14 @@ fn start() -> (Runtime, [Router; 2]) {
     let (metrics, status) = (Metrics::default(), Status::default());
     let health = ProxyHealth::new(Duration::from_mins(1));
     let (_, config) = watch::channel(serde_json::Value::Null);
-    let introspection =
-        Introspection { status: status.clone(), health: health.clone(), config, profiling: true };
+    let introspection = Introspection {
+        status: status.clone(),
+        health: health.clone(),
+        config,
+        flags: Some([("v", "2".to_owned())].into()),
+        statusz: true,
+        debugging: Some(Debugging { set_verbosity: Arc::new(|_| {}) }),
+    };
     let of_metrics = metrics_routes(&metrics).merge(introspection_routes(introspection));
     (runtime.expect("a runtime"), [healthz_routes(health, metrics, status), of_metrics])
 }

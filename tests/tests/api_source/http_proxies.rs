@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use proxy_userspace::{
     net::ProxyVariables,
-    watch::{ApiSource, WatchStatus, kube_client},
+    watch::{ApiSource, WatchStatus, ignore_api_requests, kube_client},
 };
 use shunt_tests::apiserver::ApiServer;
 use tempfile::NamedTempFile;
@@ -48,7 +48,7 @@ async fn watching(server: ApiServer, proxy_url: &str) -> Result<Scene> {
 
 async fn source(proxy_url: &str, proxies: &ProxyVariables) -> Result<ApiSource> {
     let file = kubeconfig(proxy_url)?;
-    Ok(ApiSource::new(kube_client(Some(file.path()), None, proxies).await?, "node1"))
+    Ok(ApiSource::new(kube_client(Some(file.path()), None, proxies, &ignore_api_requests()).await?, "node1"))
 }
 
 fn variables(name: &'static str, value: &str) -> ProxyVariables {
@@ -127,7 +127,7 @@ async fn requests_to_a_server_without_tls_are_forwarded() -> Result<()> {
     let server = server_with(&objects()).await?;
     let proxy = ProxyServer::start(Dialect::Http, server.address()).await?;
     let proxies = variables("http_proxy", &format!("http://user:p%40ss@{}", proxy.address));
-    let client = kube_client(None, Some("http://api.test:8080"), &proxies).await?;
+    let client = kube_client(None, Some("http://api.test:8080"), &proxies, &ignore_api_requests()).await?;
     let source = ApiSource::new(client, "node1").with_timing(patient());
     let mut scene = Scene::with_source(server, source);
     check_objects(&mut scene).await?;

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 use proxy_userspace::{
     model::NamespacedName,
     net::ProxyVariables,
-    watch::{ApiSource, KindStatus, kube_client},
+    watch::{ApiSource, KindStatus, ignore_api_requests, kube_client},
 };
 use serde_json::json;
 use shunt_tests::apiserver::{Fault, Interruption, Request, Verb, WrongVersion};
@@ -379,7 +379,8 @@ async fn an_object_with_a_bad_name_is_ignored_from_its_list_to_its_deletion() ->
 #[tokio::test]
 async fn source_ends_when_its_receiver_is_dropped() -> Result<()> {
     let server = server_with(&objects()).await?;
-    let client = kube_client(None, Some(&server.url()), &ProxyVariables::default()).await?;
+    let client =
+        kube_client(None, Some(&server.url()), &ProxyVariables::default(), &ignore_api_requests()).await?;
     let (tx, rx) = mpsc::channel(16);
     let source = tokio::spawn(ApiSource::new(client, "node1").with_timing(patient()).run(tx));
     drop(rx);

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use proxy_userspace::{
     model::{Delta, EndpointSlice, NamespacedName, Node, Service, WatchEvent},
     net::ProxyVariables,
-    watch::{ApiSource, Timing, WatchStatus, kube_client},
+    watch::{ApiSource, Timing, WatchStatus, ignore_api_requests, kube_client},
 };
 use serde_json::{Value, json};
 use shunt_tests::apiserver::{ApiServer, Request, Verb};
@@ -51,7 +51,9 @@ pub(crate) struct Scene {
 impl Scene {
     /// Starts a source that watches `server`, which may be down.
     pub(crate) async fn watching(server: ApiServer, timing: Timing) -> Result<Self> {
-        let client = kube_client(None, Some(&server.url()), &ProxyVariables::default()).await?;
+        let client =
+            kube_client(None, Some(&server.url()), &ProxyVariables::default(), &ignore_api_requests())
+                .await?;
         Ok(Self::with_source(server, ApiSource::new(client, "node1").with_timing(timing)))
     }
 

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use proxy_userspace::{
     model::{Delta, WatchEvent},
     net::ProxyVariables,
-    watch::{ApiSource, kube_client},
+    watch::{ApiSource, ignore_api_requests, kube_client},
 };
 use serde_json::{Value, json};
 use shunt_tests::apiserver::{ApiServer, Fault};
@@ -40,7 +40,8 @@ async fn ranges(events: &mut mpsc::Receiver<WatchEvent>) -> Result<Vec<String>> 
 async fn start(
     server: &ApiServer,
 ) -> Result<(mpsc::Receiver<WatchEvent>, watch::Receiver<proxy_userspace::watch::WatchStatus>)> {
-    let client = kube_client(None, Some(&server.url()), &ProxyVariables::default()).await?;
+    let client =
+        kube_client(None, Some(&server.url()), &ProxyVariables::default(), &ignore_api_requests()).await?;
     let source = ApiSource::new(client, "node1").with_timing(patient()).with_service_cidrs();
     let status = source.status();
     let (tx, events) = mpsc::channel(16);

@@ -164,7 +164,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag(SYSTEM, "conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", "DURATION")
         .help("Conntrack timeout of UDP flows with replies; 0 keeps the kernel's value"),
     flag(SYSTEM, "feature-gates", "featureGates", "NAME=true|false,...")
-        .help("Feature gates of Kubernetes. AllAlpha, AllBeta, AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz, KubeProxyIPVS and LoggingAlphaOptions change something here; shunt names the others that are given, and refuses unknown ones"),
+        .help("Feature gates of Kubernetes. AllAlpha, AllBeta, AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz, KubeProxyIPVS, LoggingAlphaOptions and NativeHistograms change something here; shunt names the others that are given, and refuses unknown ones"),
     flag(SYSTEM, "oom-score-adj", "oomScoreAdj", "NUMBER")
         .help("How likely the kernel is to kill this process when memory runs out, from -1000 (never) to 1000"),
     flag(OBSERVE, "healthz-bind-address", "healthzBindAddress", "IP:PORT")

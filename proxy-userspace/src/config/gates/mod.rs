@@ -26,6 +26,8 @@ pub enum FeatureGate {
     KubeProxyIpvs,
     /// Allows `logging.options`.
     LoggingAlphaOptions,
+    /// Gives histograms native buckets (KEP-5808).
+    NativeHistograms,
 }
 
 /// The maturity of a gate in Kubernetes 1.36, or in 1.37 for those that are new there.
@@ -38,7 +40,7 @@ enum Stage {
 
 impl FeatureGate {
     /// All gates, in the order of their names.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::AllAlpha,
         Self::AllBeta,
         Self::AllowServiceExternalIps,
@@ -46,6 +48,7 @@ impl FeatureGate {
         Self::ComponentStatusz,
         Self::KubeProxyIpvs,
         Self::LoggingAlphaOptions,
+        Self::NativeHistograms,
     ];
 
     /// Returns the name, as configurations have it.
@@ -58,6 +61,7 @@ impl FeatureGate {
             Self::ComponentStatusz => "ComponentStatusz",
             Self::KubeProxyIpvs => "KubeProxyIPVS",
             Self::LoggingAlphaOptions => "LoggingAlphaOptions",
+            Self::NativeHistograms => "NativeHistograms",
         }
     }
 
@@ -72,7 +76,7 @@ impl FeatureGate {
 
     const fn maturity(self) -> Stage {
         match self {
-            Self::AllAlpha | Self::LoggingAlphaOptions => Stage::Alpha,
+            Self::AllAlpha | Self::LoggingAlphaOptions | Self::NativeHistograms => Stage::Alpha,
             Self::AllBeta | Self::ComponentFlagz | Self::ComponentStatusz => Stage::Beta,
             Self::AllowServiceExternalIps | Self::KubeProxyIpvs => Stage::Deprecated,
         }
@@ -90,13 +94,16 @@ impl FeatureGate {
             Self::ComponentFlagz => "Beta. The metrics server has `/flagz` (KEP-4828)",
             Self::ComponentStatusz => "Beta. The metrics server has `/statusz` (KEP-4827)",
             Self::KubeProxyIpvs => "`false`: the mode ipvs is refused, as with kube-proxy 1.37",
+            Self::NativeHistograms => {
+                "Alpha. Histograms have [native buckets](metrics.md#native-histograms) for scrapers that ask for protobuf (KEP-5808)"
+            }
             Self::LoggingAlphaOptions => "Alpha. Allows `logging.options`, which have no effect",
         }
     }
 
     /// Returns the state of a gate that is not given.
     pub(super) const fn default(self) -> bool {
-        !matches!(self, Self::AllAlpha | Self::AllBeta | Self::LoggingAlphaOptions)
+        !matches!(self.maturity(), Stage::Alpha) && !matches!(self, Self::AllBeta)
     }
 }
 

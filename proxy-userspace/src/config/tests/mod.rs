@@ -239,10 +239,10 @@ fn flagz_has_given_values_and_defaults() {
 fn the_gates_of_all_alpha_and_beta_features_apply_to_gates_that_are_not_given() {
     let gates = |text: &str| load(&format!("{HEAD}featureGates: {text}\n"), &[]).feature_gates;
     let on = |gates: &FeatureGates| FeatureGate::ALL.map(|gate| u8::from(gates.is_on(gate)));
-    assert_eq!(on(&gates("{}")), [0, 0, 1, 1, 1, 1, 0]);
-    assert_eq!(on(&gates("{AllAlpha: true}")), [1, 0, 1, 1, 1, 1, 1]);
-    assert_eq!(on(&gates("{AllBeta: false, ComponentFlagz: true}")), [0, 0, 1, 1, 0, 1, 0]);
-    assert_eq!(on(&gates("{AllAlpha: true, LoggingAlphaOptions: false}")), [1, 0, 1, 1, 1, 1, 0]);
+    assert_eq!(on(&gates("{}")), [0, 0, 1, 1, 1, 1, 0, 0]);
+    assert_eq!(on(&gates("{AllAlpha: true}")), [1, 0, 1, 1, 1, 1, 1, 1]);
+    assert_eq!(on(&gates("{AllBeta: false, ComponentFlagz: true}")), [0, 0, 1, 1, 0, 1, 0, 0]);
+    assert_eq!(on(&gates("{AllAlpha: true, LoggingAlphaOptions: false}")), [1, 0, 1, 1, 1, 1, 0, 1]);
 }
 
 #[test]

@@ -22,6 +22,7 @@ use tracing::{info, warn};
 use super::{
     connector::ProxyConnector,
     proxy::{Proxy, variable_for, without_credentials},
+    requests::{OnApiRequest, Reported},
 };
 use crate::{
     net::{ProxyVariable, ProxyVariables},
@@ -38,11 +39,12 @@ const KEEPALIVE_PROBES: u32 = 3;
 /// Creates a client for the API server, by the rules of client-go's `BuildConfigFromFlags`:
 /// `kubeconfig` is a file, and `master` is a URL that replaces the server of that file. Without
 /// both, the service account of this pod is used. The `proxy-url` of the kubeconfig is the proxy,
-/// or else `proxies` choose one.
+/// or else `proxies` choose one. `on_request` gets each request.
 pub async fn kube_client(
     kubeconfig: Option<&Path>,
     master: Option<&str>,
     proxies: &ProxyVariables,
+    on_request: &OnApiRequest,
 ) -> Result<kube::Client, WatchError> {
     let master = master.filter(|master| !master.is_empty());
     let (mut config, proxy) = match (kubeconfig, master) {
@@ -55,7 +57,7 @@ pub async fn kube_client(
         config.cluster_url = server_url(master, &default_scheme)?;
     }
     let proxy = choose_proxy(proxy, proxies, &config.cluster_url);
-    client(config, proxy).map_err(|error| WatchError::Client(Box::new(error)))
+    client(config, proxy, on_request).map_err(|error| WatchError::Client(Box::new(error)))
 }
 
 /// Returns the configuration, and the proxy of its cluster.
@@ -140,7 +142,11 @@ fn server_url(value: &str, default_scheme: &str) -> Result<http::Uri, WatchError
 }
 
 /// Builds kube's client with TCP keep-alive, through the proxy if there is one.
-fn client(mut config: Config, proxy: Option<Proxy>) -> Result<kube::Client, kube::Error> {
+fn client(
+    mut config: Config,
+    proxy: Option<Proxy>,
+    on_request: &OnApiRequest,
+) -> Result<kube::Client, kube::Error> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -148,7 +154,7 @@ fn client(mut config: Config, proxy: Option<Proxy>) -> Result<kube::Client, kube
     tcp.set_keepalive(Some(KEEPALIVE_IDLE));
     tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
     tcp.set_keepalive_retries(Some(KEEPALIVE_PROBES));
-    let Some(proxy) = proxy else { return client_over(&config, tcp) };
+    let Some(proxy) = proxy else { return client_over(&config, tcp, on_request) };
     // With a tunnel, CONNECT has the credentials instead.
     if proxy.forwards_to(&config.cluster_url)
         && let Some(credentials) = &proxy.credentials
@@ -158,14 +164,18 @@ fn client(mut config: Config, proxy: Option<Proxy>) -> Result<kube::Client, kube
     if proxy.uses_tls() {
         // Go too uses the certificates of the API server for the connection to the proxy.
         let tls = config.rustls_https_connector_with_connector(tcp)?;
-        client_over(&config, ProxyConnector::new(tls, proxy))
+        client_over(&config, ProxyConnector::new(tls, proxy), on_request)
     } else {
-        client_over(&config, ProxyConnector::new(tcp, proxy))
+        client_over(&config, ProxyConnector::new(tcp, proxy), on_request)
     }
 }
 
 /// Builds kube's client without kube's retries: they would hide errors from the reflector.
-fn client_over<C>(config: &Config, connector: C) -> Result<kube::Client, kube::Error>
+fn client_over<C>(
+    config: &Config,
+    connector: C,
+    on_request: &OnApiRequest,
+) -> Result<kube::Client, kube::Error>
 where
     C: Service<http::Uri> + Clone + Send + Sync + 'static,
     C::Response: Connection + Read + Write + Send + Unpin,
@@ -178,7 +188,7 @@ where
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
-        .service(HttpClient::builder(TokioExecutor::new()).build(tls));
+        .service(Reported::new(HttpClient::builder(TokioExecutor::new()).build(tls), on_request));
     Ok(kube::Client::new(service, config.default_namespace.clone()))
 }
 
@@ -188,7 +198,7 @@ mod tests {
 
     use tempfile::TempPath;
 
-    use super::*;
+    use super::{super::requests::ignore_api_requests, *};
     use crate::causes::with_causes;
 
     #[test]
@@ -206,7 +216,7 @@ mod tests {
     #[tokio::test]
     async fn a_missing_kubeconfig_is_named_in_the_error() {
         let path = Path::new("/nonexistent/kubeconfig");
-        let error = kube_client(Some(path), None, &ProxyVariables::default()).await;
+        let error = kube_client(Some(path), None, &ProxyVariables::default(), &ignore_api_requests()).await;
         let error = error.err().expect("there is no such file").to_string();
         assert!(error.contains("/nonexistent/kubeconfig"), "{error}");
     }
@@ -243,7 +253,9 @@ mod tests {
         assert_eq!(config.cluster_url, "https://192.0.2.1:6443/");
         assert!(proxy.is_none());
         let proxies = ProxyVariables::default();
-        kube_client(Some(&path), Some("192.0.2.2:6443"), &proxies).await.expect("a client");
+        kube_client(Some(&path), Some("192.0.2.2:6443"), &proxies, &ignore_api_requests())
+            .await
+            .expect("a client");
     }
 
     #[tokio::test]

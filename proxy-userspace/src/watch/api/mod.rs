@@ -14,6 +14,7 @@ mod proxy;
 mod reflector;
 mod report;
 mod request;
+mod requests;
 mod response;
 mod wire;
 
@@ -23,7 +24,12 @@ use tokio::sync::{mpsc::Sender, watch};
 
 #[cfg(feature = "fuzzing")]
 pub use self::client::describe_kubeconfig;
-pub use self::{client::kube_client, events::record_events, proxy::ProxyUrlError};
+pub use self::{
+    client::kube_client,
+    events::record_events,
+    proxy::ProxyUrlError,
+    requests::{ApiRequest, OnApiRequest, ignore_api_requests},
+};
 use self::{reflector::Reflector, report::Reporter, request::Selectors};
 use super::{
     WatchError,
