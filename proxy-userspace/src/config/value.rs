@@ -14,6 +14,10 @@ use serde_yaml_ng::Value as Yaml;
 use super::{duration, go, lists};
 use crate::model::{parse_cidr_sloppy, parse_ip_sloppy};
 
+/// What the words `localhost` and `all` of `nodePortAddresses` mean (KEP-6032).
+const LOCALHOST: [&str; 2] = ["127.0.0.0/8", "::1/128"];
+const ALL_ADDRESSES: [&str; 2] = ["0.0.0.0/0", "::/0"];
+
 /// The type of a field.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
@@ -39,7 +43,7 @@ pub(super) enum Kind {
     BindAddress { default_port: u16 },
     /// A list of CIDRs.
     Cidrs,
-    /// A list of CIDRs and the word `primary`.
+    /// A list of CIDRs and the words `primary`, `localhost` and `all`.
     NodePortAddresses,
     /// A list of patterns of interface names.
     InterfaceGlobs,
@@ -90,7 +94,7 @@ impl Kind {
             }
             Self::Cidrs => "a list of CIDRs such as 10.0.0.0/8 or fd00::/8".into(),
             Self::NodePortAddresses => {
-                "a list of CIDRs such as 192.168.0.0/16, or the word primary in a list".into()
+                "a list of CIDRs such as 192.168.0.0/16 and of the words primary, localhost and all".into()
             }
             Self::InterfaceGlobs => "a list of interface names or globs, such as eth0 or cali*".into(),
             Self::FeatureGates => {
@@ -174,10 +178,16 @@ impl Kind {
             let globs = texts.iter().map(|text| glob(text)).collect::<Option<_>>().ok_or(())?;
             return Ok(Some(Value::Globs(globs)));
         }
-        let is_primary = |text: &&str| matches!(self, Self::NodePortAddresses) && **text == *"primary";
-        let primary = texts.iter().any(is_primary);
-        let cidrs = texts.iter().filter(|text| !is_primary(text)).map(|text| parse_cidr_sloppy(text));
-        let cidrs = cidrs.collect::<Option<_>>().ok_or(())?;
+        let (mut cidrs, mut primary) = (Vec::new(), false);
+        for text in texts {
+            match (self, *text) {
+                (Self::NodePortAddresses, "primary") => primary = true,
+                (Self::NodePortAddresses, "localhost") => cidrs.extend(LOCALHOST.map(parse_cidr_sloppy)),
+                (Self::NodePortAddresses, "all") => cidrs.extend(ALL_ADDRESSES.map(parse_cidr_sloppy)),
+                (_, text) => cidrs.push(parse_cidr_sloppy(text)),
+            }
+        }
+        let cidrs = cidrs.into_iter().collect::<Option<_>>().ok_or(())?;
         Ok(Some(Value::Cidrs { cidrs, primary }))
     }
 

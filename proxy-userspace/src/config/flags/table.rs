@@ -94,7 +94,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag(NODE, "bind-address", "bindAddress", "IP")
         .help("Address of this node, if it differs from the Node object; its family sets the default family of --healthz-bind-address and --metrics-bind-address"),
     flag(NODE, "nodeport-addresses", "nodePortAddresses", "CIDR,...")
-        .help("Serve node ports on the node addresses in these ranges; 'primary' means the addresses of the Node object [default: all addresses; in the nftables mode primary]"),
+        .help("Serve node ports on the node addresses in these ranges; 'primary' means the addresses of the Node object, 'localhost' those of loopback, and 'all' all addresses [default: all addresses; in the nftables mode primary]"),
     flag(NODE, "cluster-cidr", "clusterCIDR", "CIDR[,CIDR]")
         .help("Address range of pods, at most one of each IP family"),
     flag(NODE, "detect-local-mode", "detectLocalMode", "MODE")

@@ -289,8 +289,15 @@ fn interface(settings: &mut Settings, path: &'static str, mode: &str) -> Option<
 }
 
 /// Upstream's default is every address, except in the nftables mode.
-fn node_port_addresses(settings: &Settings, mode: Mode) -> NodePortAddresses {
-    match settings.cidrs("nodePortAddresses") {
+fn node_port_addresses(settings: &mut Settings, mode: Mode) -> NodePortAddresses {
+    const PATH: &str = "nodePortAddresses";
+    let given = settings.cidrs(PATH);
+    let is_loopback = |cidr: &IpNet| cidr.addr().is_loopback();
+    if mode == Mode::Nftables && given.as_ref().is_some_and(|(cidrs, _)| cidrs.iter().any(is_loopback)) {
+        let why = "the nftables mode does not serve node ports on loopback addresses; the ebpf mode does";
+        settings.add_ineffective_part(PATH, why);
+    }
+    match given {
         None if mode == Mode::Nftables => NodePortAddresses::Primary { cidrs: Vec::new() },
         None => NodePortAddresses::All,
         Some((cidrs, true)) => NodePortAddresses::Primary { cidrs },

@@ -226,6 +226,26 @@ fn without_a_file_all_flags_apply() {
     assert!(config.model.ignores_external_ips);
 }
 
+/// KEP-6032: the words may be combined with each other and with ranges, without a feature gate.
+#[test]
+fn node_port_addresses_accept_the_words_of_1_37() {
+    let addresses = |text: &str, mode: &str| {
+        let config = load(&format!("{HEAD}mode: {mode}\nnodePortAddresses: {text}\n"), &[]);
+        (config.model.node_port_addresses, config.ineffective.len())
+    };
+    let cidrs = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>();
+    let loopback = ["127.0.0.0/8", "::1/128"];
+    let primary = NodePortAddresses::Primary { cidrs: cidrs(&loopback) };
+    assert_eq!(addresses("[primary, localhost]", "ebpf"), (primary.clone(), 0));
+    assert_eq!(addresses("[primary, localhost]", "nftables"), (primary, 1));
+    let all = NodePortAddresses::Cidrs(cidrs(&["0.0.0.0/0", "::/0"]));
+    assert_eq!(addresses("[all]", "nftables"), (all, 0));
+    let both = NodePortAddresses::Cidrs(cidrs(&["10.0.0.0/8", loopback[0], loopback[1]]));
+    assert_eq!(addresses("[10.0.0.0/8, localhost]", "iptables"), (both, 0));
+    let typo = invalid(Some(&format!("{HEAD}nodePortAddresses: [Localhost]\n")), &[]);
+    assert!(typo[0].contains("Localhost") && typo[0].ends_with("primary, localhost and all"), "{typo:?}");
+}
+
 #[test]
 fn flagz_has_given_values_and_defaults() {
     let flags = ["shunt", "--config=/etc/a", "-v=4", "--interfaces=eth0", "--interfaces=eth1"];

@@ -15,7 +15,7 @@ const BAD_FLAGS: &[(&str, &str)] = &[
     ),
     (
         "--nodeport-addresses=eth0",
-        r#"--nodeport-addresses: "eth0": must be a list of CIDRs such as 192.168.0.0/16, or the word primary in a list"#,
+        r#"--nodeport-addresses: "eth0": must be a list of CIDRs such as 192.168.0.0/16 and of the words primary, localhost and all"#,
     ),
     (
         "--healthz-bind-address=:10256",
