@@ -1,19 +1,21 @@
 //! Serves what the metrics server shows about the proxy itself: its settings, flags, status, log
 //! level and profiles.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
-    http::{HeaderMap, Method, StatusCode},
+    extract::Query,
+    http::{HeaderMap, HeaderName, Method, StatusCode, header},
     response::{Html, IntoResponse, Response},
     routing::{any, get},
 };
+use serde::Deserialize;
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 use super::{ProxyHealth, Status, flagz, routes::NO_SNIFF, statusz};
-use crate::kernel::{KernelError, own_process};
+use crate::kernel::{KernelError, cpu_profile::Recording, own_process};
 
 /// What the metrics server reports about the proxy itself.
 #[derive(Clone, Debug)]
@@ -46,15 +48,21 @@ impl fmt::Debug for Debugging {
     }
 }
 
+const BINARY: (HeaderName, &str) = (header::CONTENT_TYPE, "application/octet-stream");
+const AS_FILE: (HeaderName, &str) = (header::CONTENT_DISPOSITION, "attachment; filename=\"profile\"");
 /// The key of upstream's configuration in `/configz`.
 const CONFIG_NAME: &str = "kubeproxy.config.k8s.io";
 const PROFILES: &str = "\
 cmdline: the command line
 memory: resident, proportional and anonymous memory, in kB
+profile: the CPU time of functions for ?seconds=30, for go tool pprof; without the time in the kernel and in the C library
 threads: each thread with its CPU time in seconds
 
-CPU and heap profiles of the Go runtime do not exist here; use perf record -g -p PID
+There is no heap profile. perf record -g -p PID also shows the time in the kernel.
 ";
+/// How long a profile is recorded, in seconds, unless the request says it: as Go does.
+const PROFILE_SECONDS: u64 = 30;
+const MOST_PROFILE_SECONDS: u64 = 300;
 /// The page of upstream's `DebugFlags`.
 const DEBUG_FLAGS: &str = "<html><head><title>/debug/flags/</title></head><body>/debug/flags/<br>flags: \
                            <a href=\"/debug/flags/v\">v</a> (PUT a number)</body></html>\n";
@@ -99,7 +107,35 @@ fn profiles() -> Router {
         .route("/debug/pprof/", get(|| async { PROFILES }))
         .route("/debug/pprof/cmdline", get(command_line))
         .route("/debug/pprof/memory", get(|| async { text_or_error(own_process::memory()) }))
+        .route("/debug/pprof/profile", get(profile))
         .route("/debug/pprof/threads", get(|| async { text_or_error(own_process::threads()) }))
+}
+
+/// The query of `/debug/pprof/profile`.
+#[derive(Debug, Deserialize)]
+struct ProfileQuery {
+    seconds: Option<u64>,
+}
+
+/// Records a CPU profile. If the client goes away, the recording ends.
+async fn profile(Query(ProfileQuery { seconds }): Query<ProfileQuery>) -> Response {
+    let seconds = seconds.unwrap_or(PROFILE_SECONDS);
+    if !(1..=MOST_PROFILE_SECONDS).contains(&seconds) {
+        let message = format!("seconds={seconds}: must be a number from 1 to {MOST_PROFILE_SECONDS}\n");
+        return (StatusCode::BAD_REQUEST, [NO_SNIFF], message).into_response();
+    }
+    let recorded = async {
+        let recording = Recording::start()?;
+        sleep(Duration::from_secs(seconds)).await;
+        Ok(spawn_blocking(|| recording.finish()).await)
+    };
+    let failed =
+        |error: String| (StatusCode::INTERNAL_SERVER_ERROR, [NO_SNIFF], error + "\n").into_response();
+    match recorded.await {
+        Ok(Ok(Ok(profile))) => ([NO_SNIFF, BINARY, AS_FILE], profile).into_response(),
+        Err(error) | Ok(Ok(Err(error))) => failed(error.to_string()),
+        Ok(Err(panic)) => failed(panic.to_string()),
+    }
 }
 
 fn text_or_error(read: Result<String, KernelError>) -> Response {

@@ -5,6 +5,7 @@
 use std::{io, os::fd::AsFd as _};
 
 use nix::{
+    errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
         signal::{SigSet, Signal},
@@ -36,7 +37,12 @@ impl EndSignals {
     /// Waits for a signal and returns its name.
     pub fn wait(&self) -> Result<&'static str, KernelError> {
         let mut polled = self.0.each_ref().map(|one| PollFd::new(one.as_fd(), PollFlags::POLLIN));
-        poll(&mut polled, PollTimeout::NONE).map_err(failed("wait for"))?;
+        // A CPU profile interrupts threads by signals.
+        while let Err(errno) = poll(&mut polled, PollTimeout::NONE) {
+            if errno != Errno::EINTR {
+                return Err(failed("wait for")(errno));
+            }
+        }
         let pending = polled.iter().zip(SIGNALS).find(|(one, _)| one.any() == Some(true));
         pending.map(|(_, signal)| signal.as_str()).ok_or_else(|| failed("identify")(nix::Error::EIO))
     }

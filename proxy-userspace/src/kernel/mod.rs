@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod clock;
 pub mod command;
 pub mod conntrack;
+pub mod cpu_profile;
 pub mod dummy_link;
 pub mod end_signals;
 mod error;

@@ -12,7 +12,7 @@ const PATH: &str = "featureGates";
 /// A feature gate that changes something in shunt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FeatureGate {
-    /// Turns on all alpha gates that are not given.
+    /// Turns all alpha gates on or off that are not given.
     AllAlpha,
     /// Turns all beta gates on or off that are not given.
     AllBeta,
