@@ -14,7 +14,7 @@ use std::{
 use nix::sched::{CloneFlags, setns, unshare};
 use proxy_userspace::{
     dataplane::{
-        Dataplane, DataplaneRenderer, MetricValue,
+        Dataplane, DataplaneRenderer, FailureScope, MetricValue,
         nftables::{Nftables, NftablesError, NftablesSettings, Plan, State, TABLE},
     },
     health::{ProxyHealth, Status},
@@ -349,7 +349,7 @@ fn transaction_refused_in_one_family_is_made_in_the_other() {
     // The table does not exist any more at the second deletion.
     transaction.extend([(IpFamily::V6, Change::DeleteTable), (IpFamily::V6, Change::DeleteTable)]);
     let refused = dataplane.apply(&mut state, plan).expect_err("a table can be deleted once");
-    assert_eq!(Nftables::failed_family(&refused), Some(IpFamily::V6), "{refused}");
+    assert_eq!(Nftables::failure_scope(&refused), FailureScope::Family(IpFamily::V6), "{refused}");
     let metrics = dataplane.mode_metrics().expect("failures are counted")();
     let failures: Vec<_> = metrics.iter().map(|one| (one.name, one.labels[0].1, one.value)).collect();
     let failed =

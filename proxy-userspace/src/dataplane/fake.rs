@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Dataplane, MapFill, PlanSize,
+    Dataplane, FailureScope, LeftOutPort, LeftOutReason, MapFill, PlanSize,
     conntrack::{StaleUdpCleaner, UdpTable},
 };
 use crate::{
@@ -47,6 +47,8 @@ pub(crate) struct FakeKernel {
     pub(crate) is_certain: bool,
     /// The kernel rejects new and changed service ports.
     pub(crate) is_full: bool,
+    /// The kernel rejects a link with each `apply`.
+    pub(crate) rejects_link: bool,
     /// The kernel rejects all changes of this family.
     pub(crate) failing_family: Option<IpFamily>,
     /// [`Dataplane::left_out`] returns these.
@@ -64,6 +66,7 @@ pub(crate) struct FakeKernel {
 pub(crate) struct FakeDataplane {
     kernel: SharedKernel,
     stale_udp: StaleUdpCleaner,
+    left_out_ports: Vec<LeftOutPort>,
 }
 
 /// A shared fake kernel.
@@ -78,7 +81,8 @@ impl SharedKernel {
 
 impl From<SharedKernel> for FakeDataplane {
     fn from(kernel: SharedKernel) -> Self {
-        Self { stale_udp: StaleUdpCleaner::with_table(kernel.clone(), &[]), kernel }
+        let stale_udp = StaleUdpCleaner::with_table(kernel.clone(), &[]);
+        Self { stale_udp, kernel, left_out_ports: Vec::new() }
     }
 }
 
@@ -138,6 +142,8 @@ pub(crate) enum FakeError {
     Injected,
     #[error("the fake kernel is full")]
     Full,
+    #[error("the fake kernel rejects a link")]
+    OfNode,
     #[error("the fake kernel rejects {0}")]
     OfFamily(IpFamily),
 }
@@ -204,6 +210,7 @@ impl Dataplane for FakeDataplane {
         let operations = plan.len();
         let mut left_out = 0;
         let mut failed = None;
+        let mut ports = Vec::new();
         for change in plan {
             if kernel.failures_left > 0 {
                 kernel.failures_left -= 1;
@@ -215,8 +222,12 @@ impl Dataplane for FakeDataplane {
             {
                 failed = kernel.failing_family;
                 left_out += 1;
-            } else if kernel.is_full && matches!(change, Change::Set(..)) {
+            } else if kernel.is_full
+                && let Change::Set(port, _) = &change
+            {
                 left_out += 1;
+                let (port, message) = (port.clone(), "the fake kernel is full".into());
+                ports.push(LeftOutPort { port, reason: LeftOutReason::MapFull, message });
             } else {
                 kernel.content.make(change);
             }
@@ -229,11 +240,17 @@ impl Dataplane for FakeDataplane {
             kernel.calls.push(Call::FailedApply);
             return Err(FakeError::OfFamily(family));
         }
-        if left_out > 0 {
+        let rejects_link = kernel.rejects_link;
+        if left_out > 0 || rejects_link {
             kernel.calls.push(Call::FailedApply);
-            return Err(FakeError::Full);
         }
-        Ok(())
+        drop(kernel);
+        self.left_out_ports = ports;
+        match (rejects_link, left_out) {
+            (true, _) => Err(FakeError::OfNode),
+            (false, 0) => Ok(()),
+            (false, _) => Err(FakeError::Full),
+        }
     }
 
     fn cleanup(&mut self) -> Vec<FakeError> {
@@ -255,12 +272,17 @@ impl Dataplane for FakeDataplane {
         self.kernel().is_certain = false;
     }
 
-    fn is_partial(error: &FakeError) -> bool {
-        matches!(error, FakeError::Full)
+    fn failure_scope(error: &FakeError) -> FailureScope {
+        match error {
+            FakeError::Injected => FailureScope::Everything,
+            FakeError::Full => FailureScope::ServicePorts,
+            FakeError::OfNode => FailureScope::Node,
+            FakeError::OfFamily(family) => FailureScope::Family(*family),
+        }
     }
 
-    fn failed_family(error: &FakeError) -> Option<IpFamily> {
-        if let FakeError::OfFamily(family) = error { Some(*family) } else { None }
+    fn left_out_ports(&self) -> Vec<LeftOutPort> {
+        self.left_out_ports.clone()
     }
 
     fn left_out(&self) -> Vec<Arc<str>> {

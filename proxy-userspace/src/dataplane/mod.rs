@@ -17,10 +17,12 @@ pub mod ipvs;
 mod name_hash;
 pub mod nftables;
 mod renderer;
+mod scope;
 
 pub use backstop::{BackstopError, BackstopNeed, BackstopStatus, Backstopped, CreateBackstop};
 pub use families::FamilyError;
 pub use renderer::{DataplaneRenderer, RenderError, Renderer};
+pub use scope::{FailureScope, LeftOutPort, LeftOutReason};
 
 pub use crate::mode::{BackstopPolicy, Mode};
 
@@ -32,7 +34,7 @@ use std::{
 use proxy_common::layout::ServiceCounts;
 
 use self::conntrack::StaleUdpCleaner;
-use crate::model::{Dirty, IpFamily, ServicePortKey, Snapshot};
+use crate::model::{Dirty, ServicePortKey, Snapshot};
 
 /// A mode.
 pub trait Dataplane {
@@ -84,16 +86,15 @@ pub trait Dataplane {
     /// them all.
     fn cleanup(&mut self) -> Vec<Self::Error>;
 
-    /// Returns true if an error of `apply` concerns only some service ports or links. Everything
-    /// else was applied.
-    fn is_partial(_error: &Self::Error) -> bool {
-        false
+    /// Returns what an error of `apply` concerns.
+    fn failure_scope(_error: &Self::Error) -> FailureScope {
+        FailureScope::Everything
     }
 
-    /// Returns the family if an error of `apply` concerns only one. Everything of the other family
-    /// was applied. Of the failed family, nothing is certain.
-    fn failed_family(_error: &Self::Error) -> Option<IpFamily> {
-        None
+    /// Returns the service ports that the last `apply` left out, and possibly those that an earlier
+    /// one left out and that did not change since.
+    fn left_out_ports(&self) -> Vec<LeftOutPort> {
+        Vec::new()
     }
 
     /// Returns the cleaner of stale UDP flows, in modes that translate in netfilter. It lives as

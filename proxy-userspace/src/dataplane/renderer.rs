@@ -3,12 +3,12 @@
 use std::{error::Error, sync::Arc};
 
 use super::{
-    BackstopStatus, Dataplane, DisplacedLink, KernelCounts, MapFill, ModeMetricsReader, PlanSize,
-    conntrack::StaleUdpDeletion,
+    BackstopStatus, Dataplane, DisplacedLink, FailureScope, KernelCounts, LeftOutPort, MapFill,
+    ModeMetricsReader, PlanSize, conntrack::StaleUdpDeletion,
 };
 use crate::{
     kernel::KernelError,
-    model::{Dirty, IpFamily, Snapshot},
+    model::{Dirty, Snapshot},
 };
 
 /// An error of a dataplane, with the operation that failed.
@@ -20,10 +20,10 @@ pub enum RenderError {
     /// The kernel could not be changed. Some of the changes may have been made.
     #[error("cannot make all changes to the kernel")]
     Apply {
-        /// Only some service ports or links failed. Everything else was applied.
-        partial: bool,
-        /// Only this family failed. Everything of the other family was applied.
-        family: Option<IpFamily>,
+        /// What failed. Everything else was applied.
+        scope: FailureScope,
+        /// The number of changes that were made, if only service ports are left out.
+        operations: usize,
         /// The mode's error.
         source: Box<dyn Error + Send + Sync>,
     },
@@ -36,19 +36,9 @@ pub enum RenderError {
 }
 
 impl RenderError {
-    /// Returns true if only some service ports or links failed.
-    pub fn is_partial(&self) -> bool {
-        matches!(self, Self::Apply { partial: true, .. })
-    }
-
-    /// Returns true if only some service ports or links, or one family, failed.
-    pub fn is_limited(&self) -> bool {
-        self.is_partial() || self.family().is_some()
-    }
-
-    /// Returns the family that failed if the other one did not.
-    pub fn family(&self) -> Option<IpFamily> {
-        if let Self::Apply { family, .. } = self { *family } else { None }
+    /// Returns what failed.
+    pub fn scope(&self) -> FailureScope {
+        if let Self::Apply { scope, .. } = self { *scope } else { FailureScope::Everything }
     }
 }
 
@@ -101,6 +91,11 @@ pub trait Renderer: Send {
 
     /// See [`Dataplane::map_fill`]. Empty if there is no state.
     fn map_fill(&self) -> Vec<MapFill>;
+
+    /// See [`Dataplane::left_out_ports`]. Includes service ports that the mode never serves.
+    fn left_out_ports(&self) -> Vec<LeftOutPort> {
+        Vec::new()
+    }
 
     /// See [`Dataplane::left_out`].
     fn left_out(&self) -> Vec<Arc<str>> {
@@ -178,11 +173,14 @@ where
         tracing::trace!(?plan, "applying the plan");
         // A plan without changes is applied too: it can add to the state what the kernel does not
         // show.
-        self.dataplane.apply(state, plan).map_err(|source| RenderError::Apply {
-            partial: D::is_partial(&source),
-            family: D::failed_family(&source),
-            source: source.into(),
-        })?;
+        if let Err(source) = self.dataplane.apply(state, plan) {
+            let scope = D::failure_scope(&source);
+            let is_partly_made = scope == FailureScope::ServicePorts;
+            // What was not made is in the next plan.
+            let not_made = if is_partly_made { D::plan(state, snapshot, dirty).len() } else { operations };
+            let operations = operations.saturating_sub(not_made);
+            return Err(RenderError::Apply { scope, operations, source: source.into() });
+        }
         // While rules were missing, packets could pass untranslated, also those of unchanged
         // Services.
         if dirty.all
@@ -211,6 +209,10 @@ where
 
     fn map_fill(&self) -> Vec<MapFill> {
         self.state.as_ref().map_or_else(Vec::new, |state| self.dataplane.map_fill(state))
+    }
+
+    fn left_out_ports(&self) -> Vec<LeftOutPort> {
+        self.dataplane.left_out_ports()
     }
 
     fn left_out(&self) -> Vec<Arc<str>> {

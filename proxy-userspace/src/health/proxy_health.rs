@@ -12,8 +12,9 @@ use crate::model::IpFamily;
 /// The proxy's health. The sync loop writes it, the HTTP routes read it.
 ///
 /// The proxy is live while no change of either family has waited longer than the timeout. It is
-/// ready (`/healthz`) if, in addition, the first full sync is in the kernel, no Service is left
-/// out, the Node is not being deleted, and the Node object has existed.
+/// ready (`/healthz`) if, in addition, the first full sync is in the kernel, no part of the node has
+/// failed for longer than the timeout, the Node is not being deleted, and the Node object has
+/// existed. It says nothing about a single Service.
 #[derive(Clone, Debug)]
 pub struct ProxyHealth {
     state: Arc<watch::Sender<State>>,
@@ -26,7 +27,15 @@ struct State {
     families: [FamilyState; 2],
     node_was_there: bool,
     node_ineligible: bool,
-    incomplete: bool,
+    failing_part: Option<FailingPart>,
+}
+
+/// A part of the node that fails while everything else is kept up to date.
+#[derive(Clone, Copy, Debug)]
+struct FailingPart {
+    since: Instant,
+    /// The part has never worked.
+    is_first: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,6 +47,16 @@ struct FamilyState {
 impl State {
     fn is_live(&self, family: &FamilyState) -> bool {
         family.oldest_pending.is_none_or(|since| since.elapsed() < self.timeout)
+    }
+
+    fn is_programmed(&self) -> bool {
+        self.families.iter().all(|family| family.last_updated.is_some())
+    }
+
+    /// Returns true if no part of the node has failed for too long.
+    fn is_whole(&self) -> bool {
+        self.failing_part
+            .is_none_or(|FailingPart { since, is_first }| !is_first && since.elapsed() < self.timeout)
     }
 }
 
@@ -138,11 +157,19 @@ impl ProxyHealth {
         });
     }
 
-    /// Sets whether some Services are left out while all others are served, for example because a
-    /// map is full. The proxy stays live: a restart would not help, and the other Services are kept
-    /// up to date.
-    pub fn set_incomplete(&self, incomplete: bool) {
-        self.state.send_modify(|state| state.incomplete = incomplete);
+    /// Records that a part of the node, such as a link, could not be programmed while everything
+    /// else was. The proxy stays live: a restart would not help, and Services are kept up to date.
+    /// Call it before [`Self::updated`]: a part that fails in the first sync has never worked.
+    pub fn part_failed(&self) {
+        self.state.send_modify(|state| {
+            let is_first = !state.is_programmed();
+            state.failing_part.get_or_insert_with(|| FailingPart { since: Instant::now(), is_first });
+        });
+    }
+
+    /// Records that all parts of the node were programmed.
+    pub fn no_part_failed(&self) {
+        self.state.send_modify(|state| state.failing_part = None);
     }
 
     /// Sets the state of the Node object. The node must not receive traffic while the Node is being
@@ -173,14 +200,14 @@ impl ProxyHealth {
 
     /// Returns true after the first full sync is in the kernel.
     pub fn is_programmed(&self) -> bool {
-        self.state.borrow().families.iter().all(|family| family.last_updated.is_some())
+        self.state.borrow().is_programmed()
     }
 
-    /// Returns true if `/healthz` answers 200: all Services are served and the node may receive
-    /// traffic.
+    /// Returns true if `/healthz` answers 200: Services are kept up to date and the node may
+    /// receive traffic.
     pub fn is_ready(&self) -> bool {
-        let State { node_ineligible, incomplete, .. } = *self.state.borrow();
-        self.is_programmed() && !node_ineligible && !incomplete && self.is_live()
+        let state = *self.state.borrow();
+        state.is_programmed() && !state.node_ineligible && state.is_whole() && self.is_live()
     }
 
     pub(super) fn livez(&self) -> Report {
@@ -206,7 +233,7 @@ impl ProxyHealth {
         let reasons = [
             (!self.is_programmed(), "the first full sync is not complete"),
             (state.node_ineligible, "the Node object is missing or is being deleted"),
-            (state.incomplete, "some Services are left out"),
+            (!state.is_whole(), "a part of the node could not be programmed for too long"),
             (!self.is_live(), "a change waits for too long"),
         ];
         let not_ready = reasons.into_iter().filter(|(applies, _)| *applies).map(|(_, reason)| reason);
@@ -218,13 +245,13 @@ impl ProxyHealth {
         let text_of = |time: Option<Timestamp>| time.map_or_else(|| NEVER.into(), |time| time.to_string());
         let last_updated = text_of(state.families.iter().filter_map(|family| family.last_updated).max());
         let now = Timestamp::now().to_string();
-        let healthy = self.is_live() && !state.incomplete;
+        let healthy = self.is_live() && state.is_whole();
         // Upstream has one proxier for each family. A family that was never updated is not in the
         // report.
         let families = IpFamily::ALL.map(IpFamily::name).into_iter().zip(&state.families);
         let updated = families.filter(|(_, family)| family.last_updated.is_some());
         let status = updated.map(|(name, family)| {
-            let healthy = state.is_live(family) && !state.incomplete;
+            let healthy = state.is_live(family) && state.is_whole();
             (name, FamilyReport { last_updated: text_of(family.last_updated), healthy })
         });
         let status = status.collect();

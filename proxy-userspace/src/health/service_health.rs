@@ -109,7 +109,7 @@ impl PortFailureEvents {
             self.node_name,
             address.port()
         );
-        self.events.service_warning(service.clone(), "FailedToStartServiceHealthcheck", note)
+        self.events.service_warning(service.clone(), "FailedToStartServiceHealthcheck", "Listen", note)
     }
 }
 

@@ -31,7 +31,8 @@ use self::{
 };
 use crate::{
     dataplane::{
-        BackstopStatus, DisplacedLink, KernelCounts, MapFill, ModeMetricsReader, conntrack::StaleUdpDeletion,
+        BackstopStatus, DisplacedLink, KernelCounts, LeftOutReason, MapFill, ModeMetricsReader,
+        conntrack::StaleUdpDeletion,
     },
     model::{IpFamily, LinkPath},
 };
@@ -106,6 +107,7 @@ pub struct Metrics {
     map_capacity: Family<Labels<1>, Gauge>,
     links_left_out: Gauge,
     links_displaced: Family<TextLabels, Gauge>,
+    service_ports_left_out: Family<Labels<1>, Gauge>,
     kernel_counts: KernelCountsCollector,
     of_mode: ModeMetricsCollector,
     operations: Counter,
@@ -190,6 +192,11 @@ impl Metrics {
         self.features.get_or_create(&[("name", name), ("stage", stage)]).set(is_on.into());
     }
 
+    /// Sets the number of service ports that are left out for this reason.
+    pub fn set_service_ports_left_out(&self, reason: LeftOutReason, ports: usize) {
+        self.service_ports_left_out.get_or_create(&[("reason", reason.name())]).set(gauge_value(ports));
+    }
+
     /// Sets the current mode and the reason for it.
     pub fn set_mode(&self, mode: &'static str, why: &str) {
         self.mode.clear();
@@ -202,6 +209,7 @@ impl Metrics {
         self.link_path_info.clear();
         self.exempt_namespaces.set(0);
         self.links_displaced.clear();
+        LeftOutReason::ALL.into_iter().for_each(|reason| self.set_service_ports_left_out(reason, 0));
         self.map_entries.clear();
         self.map_capacity.clear();
     }
@@ -360,6 +368,9 @@ impl Metrics {
         for kind in [WatchedKind::Service, WatchedKind::EndpointSlice, WatchedKind::Node] {
             drop(self.watch_events.get_or_create(&[("kind", kind.name())]));
             drop(self.watch_connected.get_or_create(&[("kind", kind.name())]));
+        }
+        for reason in LeftOutReason::ALL {
+            drop(self.service_ports_left_out.get_or_create(&[("reason", reason.name())]));
         }
         for family in IpFamily::ALL {
             let label = [ip_family(family)];

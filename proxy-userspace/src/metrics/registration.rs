@@ -109,6 +109,8 @@ fn shunt_metrics(metrics: &Metrics, to: &mut Registry) {
             "Links without link programs, because a foreign qdisc leaves no room for them";
         links_displaced: "links_displaced",
             "1 for a link on which a program of another owner insists on running before shunt's";
+        service_ports_left_out: "service_ports_left_out",
+            "Service ports that are not served as they should be, while all others are";
         operations: "sync_operations", "Changes to the kernel";
         failures: "sync_failures", "Syncs that failed and were retried";
         drift: "sync_drift_operations",

@@ -81,6 +81,7 @@ fn every_metric_has_upstreams_name_and_kind() {
         ("shunt_mode", "gauge"),
         ("shunt_mode_info", "gauge"),
         ("shunt_modes_broken_total", "counter"),
+        ("shunt_service_ports_left_out", "gauge"),
         ("shunt_sync_drift_operations_total", "counter"),
         ("shunt_sync_failures_total", "counter"),
         ("shunt_sync_operations_total", "counter"),
@@ -228,7 +229,7 @@ fn kernel_counts_are_absent_until_there_is_a_source() {
     assert!(!text(&metrics).contains("shunt_link_packets"));
     metrics.set_kernel_counts(Some(Box::new(FixedCounts(Vec::new()))));
     let text = text(&metrics);
-    assert!(!text.contains("shunt_service_"), "no Service has counts");
+    assert!(!text.contains("shunt_service_connections"), "no Service has counts");
     for line in [
         "# TYPE shunt_link_packets_total counter",
         "shunt_link_packets_total{fate=\"flow_begun\"} 7",

@@ -36,6 +36,13 @@ impl Takeover {
 }
 
 impl TakeoverStage for Takeover {
+    /// Programs translate before the rules of others, so rules that stay serve only what is left
+    /// out. In other modes, rules that stay may come first, and would keep all Services at their
+    /// former endpoints.
+    fn waits_for_every_service(&self, backstop: Option<Mode>) -> bool {
+        !self.is_done && self.config.mode == Mode::Ebpf && backstop.is_none()
+    }
+
     /// Hands connections that programs and IPVS translate over to conntrack. Connections of
     /// netfilter rules are in conntrack already.
     fn take_over_connections(&mut self) {

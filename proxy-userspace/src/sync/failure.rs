@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{SyncError, SyncLoop};
+use super::{SyncError, SyncLoop, schedule::MAX_RETRY};
 use crate::{
     causes::with_causes,
-    dataplane::RenderError,
+    dataplane::{FailureScope, RenderError},
     health::SyncTask,
     metrics::SyncExtent,
     model::{Dirty, IpFamily},
@@ -30,22 +30,60 @@ pub(super) struct Failure {
 impl SyncLoop {
     /// Records that nothing fails. Returns true if something failed until now.
     pub(super) fn end_failure(&mut self) -> bool {
-        self.outputs.health.set_incomplete(false);
-        self.failure.since = None;
-        self.failure.family = None;
-        self.failure.events.recovered(&self.outputs.events);
+        self.end_node_failure();
         self.outputs.status.task_succeeded(SyncTask::Program).is_some()
     }
 
-    /// Returns true if a removal may have made room for a Service that did not fit.
-    pub(super) fn may_have_made_room(&self, dirty: &Dirty) -> bool {
+    /// Records that nothing fails but service ports that are left out.
+    fn end_node_failure(&mut self) {
+        self.outputs.health.no_part_failed();
+        self.failure.since = None;
+        self.failure.family = None;
+        self.failure.events.recovered(&self.outputs.events);
+    }
+
+    /// Retries what failed if a removal may have made room for it.
+    pub(super) fn retry_if_there_may_be_room(&mut self, now: Instant, dirty: &Dirty) {
         let is_removed = |key| !self.model.snapshot().ports.contains_key(key);
-        self.schedule.is_partial() && dirty.ports.iter().any(is_removed)
+        if self.schedule.is_partial() && dirty.ports.iter().any(is_removed) {
+            self.schedule.retry_soon(now);
+        }
+    }
+
+    /// Records a sync that left out service ports and made all other changes. It counts as a sync.
+    pub(super) fn left_ports_out(
+        &mut self,
+        started: Instant,
+        extent: SyncExtent,
+        nothing_dirty: bool,
+        error: &RenderError,
+    ) {
+        let took = Instant::now() - started;
+        if self.may_end_failure(extent) {
+            self.end_node_failure();
+        }
+        let is_first = !self.outputs.health.is_programmed();
+        let RenderError::Apply { operations, .. } = error else { return };
+        // What is left out rarely fits soon. Removals bring the retry forward.
+        let retry_in = self.schedule.partly_failed(started, extent, nothing_dirty, Duration::MAX);
+        let error = with_causes(error);
+        tracing::debug!(error, ?retry_in, "service ports are left out");
+        self.outputs.status.task_failed(SyncTask::Program, error);
+        self.report(extent, took, *operations);
+        if *operations > 0 || is_first {
+            self.log_sync(Instant::now(), took, *operations);
+        }
+    }
+
+    /// Returns true if the success of a sync shows that nothing fails any more. A partial sync can
+    /// succeed while another part still fails.
+    pub(super) fn may_end_failure(&self, extent: SyncExtent) -> bool {
+        extent == SyncExtent::Full || !self.schedule.is_partial()
     }
 
     /// Returns an error if the dataplane has failed for too long.
     fn check_broken(&mut self, now: Instant, error: &RenderError, message: &str) -> Result<(), SyncError> {
-        if error.is_partial() {
+        if error.scope() == FailureScope::Node {
             self.failure.since = None;
             return Ok(());
         }
@@ -62,6 +100,7 @@ impl SyncLoop {
         &mut self,
         started: Instant,
         extent: SyncExtent,
+        nothing_dirty: bool,
         error: &RenderError,
     ) -> Result<(), SyncError> {
         let message = with_causes(error);
@@ -70,20 +109,28 @@ impl SyncLoop {
             tracing::debug!(error = message, "the last sync before the shutdown is incomplete");
             return Ok(());
         }
-        self.failure.family = error.family();
-        let failed = error.family().map_or(IpFamily::ALL.to_vec(), |family| vec![family]);
+        let scope = error.scope();
+        let family = if let FailureScope::Family(family) = scope { Some(family) } else { None };
+        self.failure.family = family;
+        let failed = family.map_or(IpFamily::ALL.to_vec(), |family| vec![family]);
         self.outputs.metrics.sync_failed(&failed);
-        if error.family().is_some() {
-            self.outputs.health.queued(&failed);
-            self.report(extent, Instant::now() - started, 0);
-        } else if error.is_partial() {
-            self.outputs.health.set_incomplete(true);
-            self.report_served();
-        } else {
-            self.outputs.health.queued(&failed);
+        match scope {
+            FailureScope::Family(_) => {
+                self.outputs.health.queued(&failed);
+                self.report(extent, Instant::now() - started, 0);
+            }
+            FailureScope::Node | FailureScope::ServicePorts => {
+                self.outputs.health.part_failed();
+                self.report_served();
+            }
+            FailureScope::Everything => self.outputs.health.queued(&failed),
         }
         self.failure.events.failed(started, &message, &self.outputs.events);
-        let retry_in = self.schedule.failed(started, error.is_limited());
+        let retry_in = if scope.is_limited() {
+            self.schedule.partly_failed(started, extent, nothing_dirty, MAX_RETRY)
+        } else {
+            self.schedule.failed(started)
+        };
         let before = self.outputs.status.task_failed(SyncTask::Program, message.clone());
         if before.as_ref() == Some(&message) {
             tracing::debug!(error = message, ?retry_in, "cannot program the kernel: the same error again");
@@ -121,7 +168,7 @@ impl FailureEvents {
     pub(super) fn recovered(&mut self, events: &NodeEvents) {
         self.since = None;
         if std::mem::take(&mut self.is_reported) {
-            events.normal("Programmed", "all Services are served again");
+            events.normal("Programmed", "programming the kernel works again");
         }
     }
 }

@@ -11,6 +11,7 @@ mod conflicts;
 mod displaced;
 mod failure;
 mod left_out;
+mod left_out_ports;
 mod no_local_endpoints;
 mod node_wait;
 mod report;
@@ -29,12 +30,12 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::node_wait::PodCidrsError;
 use self::{
-    conflicts::Conflicts, failure::Failure, no_local_endpoints::NoLocalEndpoints, node_wait::NodeWait,
-    report::unix_now, schedule::Schedule,
+    conflicts::Conflicts, failure::Failure, left_out_ports::LeftOutPorts,
+    no_local_endpoints::NoLocalEndpoints, node_wait::NodeWait, report::unix_now, schedule::Schedule,
 };
 use crate::{
     causes::with_causes,
-    dataplane::{Mode, RenderError, Renderer},
+    dataplane::{FailureScope, Mode, RenderError, Renderer},
     health::{HealthChecks, ProxyHealth, Status, SyncTask},
     metrics::{Metrics, SyncExtent, WatchedKind},
     model::{Dirty, IpFamily, Model, ModelSettings, NodeFacts, NodePortAddresses, UnixNanos, WatchEvent},
@@ -139,6 +140,12 @@ impl Outputs {
 /// The stage that takes over from another mode, proxy or process, once all Services are served. The
 /// loop calls both methods after each successful full sync. `()` takes over nothing.
 pub trait TakeoverStage: Send {
+    /// Returns true if the takeover must wait while service ports are left out, because the others
+    /// may serve these.
+    fn waits_for_every_service(&self, _backstop: Option<Mode>) -> bool {
+        false
+    }
+
     /// Takes over connections. Called before stale UDP entries are deleted: connections to removed
     /// endpoints must not continue.
     fn take_over_connections(&mut self) {}
@@ -160,6 +167,7 @@ pub struct SyncLoop {
     every_node_port_address: bool,
     no_local_endpoints: NoLocalEndpoints,
     conflicts: Conflicts,
+    left_out_ports: LeftOutPorts,
     node_wait: NodeWait,
     failure: Failure,
     last_full_read: Option<Instant>,
@@ -178,6 +186,7 @@ impl SyncLoop {
         Self {
             every_node_port_address: model.node_port_addresses == NodePortAddresses::All,
             node_wait: NodeWait::new(&model, periods.wait_for_node),
+            left_out_ports: LeftOutPorts::new(model.node_name.to_string()),
             model: Model::new(model),
             renderer,
             outputs,
@@ -293,35 +302,58 @@ impl SyncLoop {
         self.no_local_endpoints.update(self.model.snapshot(), &dirty);
         self.conflicts.update(self.model.conflicts());
         self.trigger_times.extend(self.model.take_trigger_times());
-        let is_full = dirty.all || due == SyncExtent::Full || self.may_have_made_room(&dirty);
+        self.retry_if_there_may_be_room(started, &dirty);
+        let is_full =
+            dirty.all || due == SyncExtent::Full || self.schedule.due(started) == Some(SyncExtent::Full);
         let extent = if is_full { SyncExtent::Full } else { SyncExtent::Partial };
         let rendered = self.render(extent, &dirty);
         self.renderer.map_fill().into_iter().for_each(|fill| self.outputs.metrics.set_map_fill(fill));
         left_out::report(self.renderer.left_out(), &self.outputs);
         displaced::report(self.renderer.displaced(), &self.outputs);
+        let scope = rendered.as_ref().err().map(RenderError::scope);
+        if scope.is_none_or(FailureScope::is_limited) {
+            // Before the takeover, which may remove what served them until now.
+            self.left_out_ports.update(self.renderer.left_out_ports(), extent, &dirty, &self.outputs);
+        }
         match rendered {
             Ok(operations) => {
                 self.succeeded(started, extent, &dirty, operations);
-                if is_full {
-                    takeover.take_over_connections();
-                }
-                self.delete_stale_udp(extent, &dirty);
-                if is_full {
-                    takeover.remove_others(self.renderer.backstop().map(|backstop| backstop.mode));
-                }
-                backstop_report::report_errors(&self.renderer.remove_unneeded(), &self.outputs);
-                backstop_report::report(self.renderer.backstop().as_ref(), &self.outputs);
+                self.finish(extent, &dirty, Some(takeover));
+                Ok(())
+            }
+            Err(error) if scope == Some(FailureScope::ServicePorts) && !self.shutdown.is_cancelled() => {
+                self.left_ports_out(started, extent, dirty.is_empty(), &error);
+                let waits = takeover.waits_for_every_service(self.backstop_mode());
+                self.finish(extent, &dirty, (!waits).then_some(takeover));
                 Ok(())
             }
             Err(error) => {
-                let outcome = self.failed(started, extent, &error);
+                let outcome = self.failed(started, extent, dirty.is_empty(), &error);
                 backstop_report::report(self.renderer.backstop().as_ref(), &self.outputs);
-                if error.is_limited() {
+                if error.scope().is_limited() {
                     self.delete_stale_udp(extent, &dirty);
                 }
                 outcome
             }
         }
+    }
+
+    /// Takes over from others and removes what is not needed any more, once Services are served.
+    fn finish(&mut self, extent: SyncExtent, dirty: &Dirty, takeover: Option<&mut dyn TakeoverStage>) {
+        let mut takeover = takeover.filter(|_| extent == SyncExtent::Full);
+        if let Some(takeover) = &mut takeover {
+            takeover.take_over_connections();
+        }
+        self.delete_stale_udp(extent, dirty);
+        if let Some(takeover) = takeover {
+            takeover.remove_others(self.backstop_mode());
+        }
+        backstop_report::report_errors(&self.renderer.remove_unneeded(), &self.outputs);
+        backstop_report::report(self.renderer.backstop().as_ref(), &self.outputs);
+    }
+
+    fn backstop_mode(&self) -> Option<Mode> {
+        self.renderer.backstop().map(|backstop| backstop.mode)
     }
 
     fn render(&mut self, extent: SyncExtent, dirty: &Dirty) -> Result<usize, RenderError> {
@@ -372,10 +404,7 @@ impl SyncLoop {
     fn succeeded(&mut self, started: Instant, extent: SyncExtent, dirty: &Dirty, operations: usize) {
         let now = Instant::now();
         let took = now - started;
-        // A partial sync can succeed while another Service still fails. Only a full sync shows that
-        // nothing fails any more.
-        let may_end_failure = extent == SyncExtent::Full || !self.schedule.is_partial();
-        let has_recovered = may_end_failure && self.end_failure();
+        let has_recovered = self.may_end_failure(extent) && self.end_failure();
         let is_first = !self.outputs.health.is_programmed();
         self.schedule.succeeded(started, extent, dirty.is_empty());
         self.report(extent, took, operations);

@@ -13,7 +13,9 @@ const BURST: u32 = 2;
 /// The first pause after a failure. Each further pause is twice as long.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// The longest pause after a failure, unless `syncPeriod` is shorter.
-const MAX_RETRY: Duration = Duration::from_secs(10);
+pub(super) const MAX_RETRY: Duration = Duration::from_secs(10);
+/// The least time between two full syncs because removals may have made room for a part that failed.
+const MIN_ROOM_PERIOD: Duration = Duration::from_secs(1);
 /// The least time between two full syncs that drift causes.
 const MIN_DRIFT_PERIOD: Duration = Duration::from_secs(1);
 /// Pauses are shortened by up to this fraction at random. Nodes that failed together then do not
@@ -36,7 +38,8 @@ pub(super) struct Schedule {
     /// When a new change may be tried after a failure. This is before the retry: one Service that
     /// cannot be programmed must not delay the others.
     retry_new_at: Option<Instant>,
-    /// A part failed and the kernel has everything else. Changes to the rest are made as usual.
+    /// A part failed and the kernel has everything else. Changes to the rest are made as usual, and
+    /// the retry is a full sync beside them.
     partial: bool,
 }
 
@@ -85,11 +88,11 @@ impl Schedule {
 
     /// When to check again if nothing else happens.
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        if self.retry_at.is_some() {
-            let new = self.new_at().filter(|_| self.queued);
+        if self.retry_at.is_some() && !self.partial {
+            let new = self.retry_new_at.filter(|_| self.queued);
             return self.retry_at.into_iter().chain(new).min();
         }
-        let full = self.full_at();
+        let full = self.full_at().into_iter().chain(self.retry_at).min();
         if !self.queued {
             return full;
         }
@@ -103,11 +106,6 @@ impl Schedule {
         self.bucket_full_at.map(|bucket_full_at| bucket_full_at.checked_sub(ahead).unwrap_or(bucket_full_at))
     }
 
-    /// When a new change may be tried while something fails.
-    fn new_at(&self) -> Option<Instant> {
-        if self.partial { self.allowed_at() } else { self.retry_new_at }
-    }
-
     /// Returns the sync that is due, if any.
     pub(super) fn due(&self, now: Instant) -> Option<SyncExtent> {
         let passed = |time: Instant| time <= now;
@@ -115,8 +113,10 @@ impl Schedule {
             if passed(retry_at) {
                 return Some(SyncExtent::Full);
             }
-            let extent = if self.partial { SyncExtent::Partial } else { SyncExtent::Full };
-            return (self.queued && self.new_at().is_none_or(passed)).then_some(extent);
+            if !self.partial {
+                let may_try = self.queued && self.retry_new_at.is_none_or(passed);
+                return may_try.then_some(SyncExtent::Full);
+            }
         }
         if self.full_at().is_some_and(passed) {
             return Some(SyncExtent::Full);
@@ -133,6 +133,11 @@ impl Schedule {
             self.retry_new_at = None;
             self.partial = false;
         }
+        self.ran(started, extent, nothing_dirty);
+    }
+
+    /// Records a sync that compared or changed the kernel, with all but some parts.
+    fn ran(&mut self, started: Instant, extent: SyncExtent, nothing_dirty: bool) {
         if extent == SyncExtent::Full {
             self.last_full = Some(started);
             self.drift_suspected = false;
@@ -149,18 +154,50 @@ impl Schedule {
         self.partial
     }
 
-    /// Records a sync that failed, or of which only a part failed. Returns the time to the next
-    /// full sync.
-    pub(super) fn failed(&mut self, started: Instant, partial: bool) -> Duration {
-        self.partial = partial;
-        let longest = MAX_RETRY.min(self.periods.sync_period);
-        let pause = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(longest);
-        let pause = pause.mul_f64(1.0 - JITTER * fastrand::f64());
-        self.failures = self.failures.saturating_add(1);
+    /// Records a sync that failed. Returns the time to the next full sync.
+    pub(super) fn failed(&mut self, started: Instant) -> Duration {
+        self.partial = false;
         self.queued = false;
+        let pause = self.next_pause(MAX_RETRY);
         self.retry_at = Some(started + pause);
         self.retry_new_at = Some(started + FIRST_RETRY);
         pause
+    }
+
+    /// Records a sync of which only a part failed. It counts as a sync in every other respect.
+    /// `longest` limits the time to the next attempt, which is a full sync. Returns that time.
+    pub(super) fn partly_failed(
+        &mut self,
+        started: Instant,
+        extent: SyncExtent,
+        nothing_dirty: bool,
+        longest: Duration,
+    ) -> Duration {
+        self.queued = false;
+        self.ran(started, extent, nothing_dirty);
+        let is_retry = extent == SyncExtent::Full || !self.partial;
+        self.partial = true;
+        if let (Some(retry_at), false) = (self.retry_at, is_retry) {
+            // Changes that come all the time must not defer the retry.
+            return retry_at.saturating_duration_since(started);
+        }
+        let pause = self.next_pause(longest);
+        self.retry_at = Some(started + pause);
+        pause
+    }
+
+    /// Makes the retry of a part that failed come soon: something may have made room for it.
+    pub(super) fn retry_soon(&mut self, now: Instant) {
+        let soon = self.last_full.map_or(now, |last| (last + MIN_ROOM_PERIOD).max(now));
+        self.retry_at = self.retry_at.map(|at| at.min(soon));
+    }
+
+    /// Returns the next pause, which is twice as long as the one before.
+    fn next_pause(&mut self, longest: Duration) -> Duration {
+        let longest = longest.min(self.periods.sync_period);
+        let pause = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(longest);
+        self.failures = self.failures.saturating_add(1);
+        pause.mul_f64(1.0 - JITTER * fastrand::f64())
     }
 }
 
@@ -214,7 +251,7 @@ mod tests {
     fn retries_back_off_up_to_a_bound() {
         let start = Instant::now();
         let mut schedule = schedule();
-        let pauses: Vec<_> = (0..40).map(|_| schedule.failed(start, false)).collect();
+        let pauses: Vec<_> = (0..40).map(|_| schedule.failed(start)).collect();
         assert!(pauses[0] <= FIRST_RETRY && pauses[0] >= FIRST_RETRY.mul_f64(0.79));
         assert!(pauses[3] > pauses[0] * 4, "{pauses:?}");
         assert!(pauses.iter().all(|pause| *pause <= MAX_RETRY));
@@ -228,7 +265,7 @@ mod tests {
         let mut schedule = schedule();
         for _ in 0..10 {
             schedule.queue();
-            schedule.failed(start, false);
+            schedule.failed(start);
         }
         assert_eq!(schedule.due(start + FIRST_RETRY), None, "nothing new");
         schedule.queue();

@@ -17,7 +17,8 @@ use aya::maps::{HashMap, MapData};
 use proxy_common::layout::{NodeValue, ServiceKey, ServiceValue};
 use proxy_userspace::{
     dataplane::{
-        Dataplane as _, DataplaneRenderer, PlanSize as _, Renderer as _,
+        Dataplane as _, DataplaneRenderer, FailureScope, LeftOutPort, LeftOutReason, PlanSize as _,
+        Renderer as _,
         ebpf::{Ebpf, MapEntry, Step},
     },
     kernel::netns,
@@ -105,14 +106,20 @@ fn service_that_does_not_fit_whole_is_left_out_until_it_does() {
         (1..=8u8).map(|last| Frontend { address: Some([10, 96, 6, last].into()), ..of_large }).collect();
     let large_key = key("large", Protocol::Tcp, first.ip());
     let dirty = Dirty { ports: [large_key.clone()].into(), ..Dirty::default() };
-    bench.snapshot.ports.insert(large_key, Arc::new(large));
+    bench.snapshot.ports.insert(large_key.clone(), Arc::new(large));
     let destinations =
         |bench: &Bench| bench.pinned::<HashMap<MapData, ServiceKey, ServiceValue>>("services").keys().count();
     for dirty in [dirty, Dirty::everything()] {
         let plan = Ebpf::plan(&bench.state, &bench.snapshot, &dirty);
         let Bench { dataplane, state, .. } = &mut bench;
         let error = dataplane.as_mut().expect("running").apply(state, plan).expect_err("4 would fit");
-        assert!(Ebpf::is_partial(&error) && error.to_string().contains("test/large"), "{error}");
+        assert_eq!(Ebpf::failure_scope(&error), FailureScope::ServicePorts, "{error}");
+        assert!(error.to_string().contains("test/large"), "{error}");
+        let left_out = dataplane.as_ref().expect("running").left_out_ports();
+        assert!(
+            matches!(&left_out[..], [LeftOutPort { port, reason: LeftOutReason::MapFull, .. }] if *port == large_key),
+            "{left_out:?}"
+        );
         assert_eq!(destinations(&bench), 60, "none of it");
         bench.state = bench.dataplane().observe().expect("observe");
     }

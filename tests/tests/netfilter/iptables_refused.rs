@@ -3,7 +3,7 @@
 
 use proxy_userspace::{
     dataplane::{
-        Dataplane as _, MetricValue, ModeMetric,
+        Dataplane as _, FailureScope, MetricValue, ModeMetric,
         iptables::{Iptables, State},
     },
     kernel::command::Launcher,
@@ -77,7 +77,7 @@ fn refused_rules_of_one_family_do_not_delay_the_other() {
         let plan = Iptables::plan(&state, &less, &Dirty::everything());
         let refused =
             node.within(|| Ok(mode.apply(&mut state, plan))).expect_err("a foreign rule uses the chain");
-        assert_eq!(Iptables::failed_family(&refused), Some(IpFamily::V6), "{refused}");
+        assert_eq!(Iptables::failure_scope(&refused), FailureScope::Family(IpFamily::V6), "{refused}");
         let guarded = |command: &str| {
             node.run(&format!("{command}-{}-save", kind.name), &[], "").contains("default/guarded")
         };

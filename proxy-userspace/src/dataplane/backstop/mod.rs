@@ -13,11 +13,13 @@ mod tests;
 use std::{collections::BTreeSet, error::Error, fmt, sync::Arc};
 
 use super::{
-    DisplacedLink, KernelCounts, MapFill, Mode, ModeMetricsReader, RenderError, Renderer,
+    DisplacedLink, FailureScope, KernelCounts, LeftOutPort, LeftOutReason, MapFill, Mode, ModeMetricsReader,
+    RenderError, Renderer,
     conntrack::StaleUdpDeletion,
     ebpf::{depends_on_source, leaves_pods_to_links},
 };
 use crate::{
+    causes::with_causes,
     mode::BackstopPolicy,
     model::{
         Dirty, LinkPath, LocalTrafficDetector, NodeView, Protocol, ServicePortKey, Snapshot, SocketScope,
@@ -95,8 +97,22 @@ pub struct BackstopStatus {
 
 /// The backstop could not be programmed. The programs serve everything that they can.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot program the backstop, so what the programs cannot translate is not served")]
-pub struct BackstopError(#[source] Box<dyn Error + Send + Sync>);
+pub enum BackstopError {
+    /// It cannot be created, or its rules cannot be written.
+    #[error("cannot program the backstop, so what the programs cannot translate is not served")]
+    Failed(#[source] Box<dyn Error + Send + Sync>),
+    /// Its rules leave out some service ports.
+    #[error("the backstop leaves out service ports")]
+    LeftOut(#[source] Box<dyn Error + Send + Sync>),
+}
+
+const SCTP_NEEDS_RULES: &str =
+    "the programs do not translate SCTP, and shunt.backstop is never: set it to auto";
+
+/// Returns true if an error leaves out service ports, and everything else was rendered.
+fn leaves_only_ports_out(error: &RenderError) -> bool {
+    error.scope() == FailureScope::ServicePorts
+}
 
 /// Creates the renderer of a netfilter mode that works on this node.
 pub type CreateBackstop =
@@ -125,6 +141,8 @@ pub struct Backstopped {
     links_need: Option<Arc<str>>,
     /// The programs were removed from the links.
     links_are_left: bool,
+    /// The error of the last attempt to program the backstop.
+    failure: Option<String>,
 }
 
 impl Backstopped {
@@ -144,6 +162,26 @@ impl Backstopped {
             pods_need: None,
             links_need: None,
             links_are_left: false,
+            failure: None,
+        }
+    }
+
+    /// Returns why SCTP is not served, if it is not.
+    fn lacks_sctp(&self) -> Option<String> {
+        if self.policy == BackstopPolicy::Never {
+            return Some(SCTP_NEEDS_RULES.into());
+        }
+        let failure = self.failure.as_ref()?;
+        Some(format!("the programs do not translate SCTP, and the backstop does not work: {failure}"))
+    }
+
+    /// Returns what a failure of the backstop concerns. If only SCTP needs it, the service ports
+    /// that are not served are known.
+    fn scope_of_failure(&self, error: &BackstopError) -> FailureScope {
+        match error {
+            BackstopError::LeftOut(_) => FailureScope::ServicePorts,
+            BackstopError::Failed(_) if self.needs() == [BackstopNeed::Sctp] => FailureScope::ServicePorts,
+            BackstopError::Failed(_) => FailureScope::Node,
         }
     }
 
@@ -206,16 +244,29 @@ impl Backstopped {
     fn render_backstop(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, BackstopError> {
         let backstop = match &mut self.backstop {
             Some((_, backstop)) => backstop,
-            none => &mut none.insert((self.create)().map_err(BackstopError)?).1,
+            none => &mut none.insert((self.create)().map_err(BackstopError::Failed)?).1,
         };
         let everything = Dirty::everything();
         if !self.is_in_place {
             backstop.invalidate();
         }
         let dirty = if self.is_in_place { dirty } else { &everything };
-        let operations = backstop.render(snapshot, dirty).map_err(|error| BackstopError(error.into()))?;
-        self.is_in_place = true;
-        Ok(operations)
+        let rendered = backstop.render(snapshot, dirty);
+        self.is_in_place |= rendered.as_ref().map_or_else(leaves_only_ports_out, |_| true);
+        rendered.map_err(|error| {
+            let leaves_out = leaves_only_ports_out(&error);
+            (if leaves_out { BackstopError::LeftOut } else { BackstopError::Failed })(error.into())
+        })
+    }
+
+    /// Renders the backstop if something needs it.
+    fn render_needed_backstop(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, BackstopError> {
+        let rendered = if self.needs().is_empty() { Ok(0) } else { self.render_backstop(snapshot, dirty) };
+        self.failure = match &rendered {
+            Err(BackstopError::Failed(error)) => Some(with_causes(&**error)),
+            Ok(_) | Err(BackstopError::LeftOut(_)) => None,
+        };
+        rendered
     }
 
     /// Renders the programs. They leave the links to netfilter only if the backstop serves there.
@@ -226,14 +277,16 @@ impl Backstopped {
         backstop_works: bool,
     ) -> Result<usize, RenderError> {
         let leaves_links = self.links_need.is_some() && (backstop_works || self.links_are_left);
-        let operations = if leaves_links == self.links_need.is_some() {
+        let rendered = if leaves_links == self.links_need.is_some() {
             self.programs.render(snapshot, dirty)
         } else {
             let node = NodeView { link_path: LinkPath::Programs, ..snapshot.node.clone() };
             self.programs.render(&Snapshot { ports: snapshot.ports.clone(), node }, dirty)
-        }?;
-        self.links_are_left = leaves_links;
-        Ok(operations)
+        };
+        if rendered.as_ref().map_or_else(leaves_only_ports_out, |_| true) {
+            self.links_are_left = leaves_links;
+        }
+        rendered
     }
 
     fn in_place(&mut self) -> Option<&mut dyn Renderer> {
@@ -273,16 +326,43 @@ impl Renderer for Backstopped {
     /// If the backstop fails, the programs are rendered nevertheless.
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {
         self.update_needs(snapshot, dirty);
-        let mut beneath = if self.needs().is_empty() { Ok(0) } else { self.render_backstop(snapshot, dirty) };
-        let operations = self.render_programs(snapshot, dirty, beneath.is_ok())?;
+        let mut beneath = self.render_needed_backstop(snapshot, dirty);
+        let rendered = self.render_programs(snapshot, dirty, self.failure.is_none());
+        if rendered.as_ref().is_err_and(|error| !leaves_only_ports_out(error)) {
+            return rendered;
+        }
         // Only the programs find out which links have no room for them.
-        if !self.is_in_place && beneath.is_ok() && !self.needs().is_empty() {
-            beneath = self.render_backstop(snapshot, dirty);
+        if !self.is_in_place && self.failure.is_none() {
+            beneath = self.render_needed_backstop(snapshot, dirty);
         }
-        match beneath {
-            Ok(beneath) => Ok(operations + beneath),
-            Err(error) => Err(RenderError::Apply { partial: true, family: None, source: error.into() }),
+        match (rendered, beneath) {
+            (Ok(operations), Ok(beneath)) => Ok(operations + beneath),
+            (rendered, Err(error)) => {
+                let operations = rendered.unwrap_or_default();
+                Err(RenderError::Apply {
+                    scope: self.scope_of_failure(&error),
+                    operations,
+                    source: error.into(),
+                })
+            }
+            (left_out, Ok(_)) => left_out,
         }
+    }
+
+    fn left_out_ports(&self) -> Vec<LeftOutPort> {
+        let mut ports = self.programs.left_out_ports();
+        if let Some((_, backstop)) = self.backstop.as_ref().filter(|_| self.is_in_place) {
+            ports.extend(backstop.left_out_ports());
+        }
+        if let Some(message) = self.lacks_sctp() {
+            let reason = LeftOutReason::Protocol;
+            let left_out = |port: &ServicePortKey| {
+                let (port, message) = (port.clone(), message.clone());
+                LeftOutPort { port, reason, message }
+            };
+            ports.extend(self.sctp_ports.iter().map(left_out));
+        }
+        ports
     }
 
     fn delete_stale_udp(

@@ -101,8 +101,49 @@ fn always_and_never_do_not_depend_on_services() {
 
     let mut node = Node::new(BackstopPolicy::Never);
     node.add(&sctp());
+    node.add(&tcp());
     node.sync(&Dirty::everything()).expect("renders");
     assert_eq!((node.needs(), node.ports_in_rules()), (vec![], vec![]));
+}
+
+#[test]
+fn sctp_ports_are_left_out_while_no_rules_serve_them() {
+    let left_out = |node: &Node| {
+        let ports = node.renderer.left_out_ports().into_iter();
+        ports.map(|left_out| (left_out.port, left_out.reason)).collect::<Vec<_>>()
+    };
+    let sctp_is_left_out = vec![(sctp(), LeftOutReason::Protocol)];
+    let mut node = Node::new(BackstopPolicy::Never);
+    node.add(&sctp());
+    node.add(&tcp());
+    node.sync(&Dirty::everything()).expect("renders");
+    assert_eq!(left_out(&node), sctp_is_left_out);
+
+    let mut node = Node::new(BackstopPolicy::Auto);
+    node.add(&sctp());
+    node.add(&tcp());
+    node.rules.kernel().failures_left = 1;
+    let error = node.sync(&Dirty::everything()).expect_err("the backstop fails");
+    assert_eq!(error.scope(), FailureScope::ServicePorts, "nothing else needs the backstop: {error}");
+    assert_eq!(left_out(&node), sctp_is_left_out);
+    node.sync(&Dirty::everything()).expect("the failure is over");
+    assert_eq!(left_out(&node), []);
+}
+
+#[test]
+fn a_service_port_that_one_part_leaves_out_does_not_stop_the_other() {
+    let mut node = Node::new(BackstopPolicy::Auto);
+    node.snapshot.node.link_path = LinkPath::Netfilter { why: "a rule".into() };
+    node.add(&tcp());
+    node.rules.kernel().is_full = true;
+    node.programs.kernel().is_full = true;
+    let error = node.sync(&Dirty::everything()).expect_err("both are full");
+    assert_eq!(error.scope(), FailureScope::ServicePorts, "{error}");
+    let needs = node.renderer.backstop().map(|backstop| backstop.needs);
+    assert_eq!(needs, Some(vec![BackstopNeed::Links("a rule".into())]), "the backstop is in place");
+    assert_eq!(node.renderer.left_out_ports().len(), 2);
+    let of_programs = node.programs.kernel().content.node.link_path.clone();
+    assert!(matches!(of_programs, LinkPath::Netfilter { .. }), "{of_programs:?}");
 }
 
 #[test]
@@ -132,7 +173,7 @@ fn the_programs_change_if_the_backstop_fails_and_the_next_full_sync_repairs_it()
     node.add(&tcp());
     node.rules.kernel().failures_left = 1;
     let error = node.sync(&Dirty::everything()).expect_err("the backstop fails");
-    assert!(error.is_partial(), "{error}");
+    assert_eq!(error.scope(), FailureScope::Node, "{error}");
     assert_eq!(node.programs.kernel().content.ports.len(), 1);
     assert_eq!(node.needs(), []);
     node.sync(&Dirty::everything()).expect("the failure is over");

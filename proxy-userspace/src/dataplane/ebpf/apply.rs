@@ -40,8 +40,11 @@ impl Ebpf {
         if let Err(error) = self.change_marks(state) {
             rules.get_or_insert(error);
         }
-        failures.into_result()?;
-        rules.map_or(Ok(()), |error| Err(EbpfError::Rules(error)))
+        self.left_out_ports = failures.left_out_ports(state);
+        if let Some(error) = rules {
+            return Err(EbpfError::Rules(error));
+        }
+        failures.into_result()
     }
 
     /// Makes room in the prefilter for what the plan may insert, so that it doubles before the

@@ -14,6 +14,8 @@ pub enum EbpfError {
     /// Some service ports or links are not programmed. All others are.
     #[error("cannot program {what}; the first is {first}: {source}")]
     Incomplete {
+        /// Only service ports failed.
+        only_ports: bool,
         /// What failed, with numbers.
         what: String,
         /// The first of these, and what may help.

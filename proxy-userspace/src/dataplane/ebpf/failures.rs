@@ -1,16 +1,25 @@
 //! The parts of a plan that failed. All other parts were applied.
 
-use std::{borrow::Cow, collections::HashSet, fmt::Display};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+    fmt::Display,
+};
 
 use proxy_common::layout::{MapSizes, ServiceValue};
 
 use super::{EbpfError, MapEntry, Plan, State, Step, maps, plan::capacity};
-use crate::kernel::KernelError;
+use crate::{
+    dataplane::{LeftOutPort, LeftOutReason},
+    kernel::KernelError,
+    model::ServicePortKey,
+};
 
 /// The service ports and links that failed, and the first error.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
-    services: HashSet<u32>,
+    /// Why each service port failed, by identifier.
+    services: HashMap<u32, (LeftOutReason, String)>,
     /// By index.
     links: HashSet<u32>,
     /// Entries that belong to the node: its addresses, and how local clients are recognized.
@@ -26,13 +35,15 @@ impl Failures {
         let without_room = capacity::without_room(state, plan, sizes);
         let first = without_room.first_key_value();
         let first = first.map(|(service, map)| (service_name(*service, state), maps::map_full(map, sizes)));
-        Self { services: without_room.into_keys().collect(), first, ..Self::default() }
+        let why = |map| (LeftOutReason::MapFull, maps::map_full(map, sizes).to_string());
+        let services = without_room.into_iter().map(|(service, map)| (service, why(map))).collect();
+        Self { services, first, ..Self::default() }
     }
 
     /// Returns what to do for a step after the failures before it, if anything. If a failed service
     /// port was to take over a frontend, the frontend is removed, because its old owner loses it.
     pub(super) fn adjust<'a>(&self, step: &'a Step, state: &State) -> Option<Cow<'a, Step>> {
-        let failed = step.service().filter(|service| self.services.contains(service));
+        let failed = step.service().filter(|service| self.services.contains_key(service));
         if let (Some(service), Step::Put(MapEntry::Service(key, _))) = (failed, step) {
             let held: &ServiceValue = state.service(key).filter(|held| held.service != service)?;
             return Some(Cow::Owned(Step::Remove(MapEntry::Service(*key, *held))));
@@ -44,11 +55,23 @@ impl Failures {
     /// Records that a step failed.
     pub(super) fn add(&mut self, step: &Step, error: KernelError, state: &State) {
         match (step.service(), step.link()) {
-            (Some(service), _) => drop(self.services.insert(service)),
+            (Some(service), _) => drop(self.services.insert(service, (reason(&error), error.to_string()))),
             (None, Some(index)) => drop(self.links.insert(index)),
             (None, None) => self.node_settings += 1,
         }
         self.first.get_or_insert_with(|| (describe(step, state), error));
+    }
+
+    /// Returns the service ports that failed.
+    pub(super) fn left_out_ports(&self, state: &State) -> Vec<LeftOutPort> {
+        if self.services.is_empty() {
+            return Vec::new();
+        }
+        let left_out = |(port, service): (&ServicePortKey, u32)| {
+            let (reason, message) = self.services.get(&service)?.clone();
+            Some(LeftOutPort { port: port.clone(), reason, message })
+        };
+        state.names().filter_map(left_out).collect()
     }
 
     /// Returns an error if anything failed.
@@ -63,11 +86,20 @@ impl Failures {
             .map(|(count, what)| format!("{count} {what}{}", if *count == 1 { "" } else { "s" }))
             .collect();
         let incomplete = |(first, source)| EbpfError::Incomplete {
+            only_ports: self.links.is_empty() && self.node_settings == 0,
             what: what.join(" and "),
             first,
             source: Box::new(source),
         };
         self.first.map(incomplete).map_or(Ok(()), Err)
+    }
+}
+
+const fn reason(error: &KernelError) -> LeftOutReason {
+    if matches!(error, KernelError::MapFull { .. }) {
+        LeftOutReason::MapFull
+    } else {
+        LeftOutReason::Rejected
     }
 }
 

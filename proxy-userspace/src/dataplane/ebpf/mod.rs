@@ -49,7 +49,7 @@ pub use self::{
     },
     rules::{MASQUERADED_PORTS, Marks, NAMES as RULE_NAMES, Rules},
 };
-use super::{Dataplane, DisplacedLink, KernelCounts, MapFill, lock};
+use super::{Dataplane, DisplacedLink, FailureScope, KernelCounts, LeftOutPort, MapFill, lock};
 use crate::{
     kernel::{
         KernelError,
@@ -120,6 +120,8 @@ pub struct Ebpf {
     /// their place once they are filled and the programs of this process are attached.
     is_staged: bool,
     attached: bool,
+    /// The service ports that the last plan left out.
+    left_out_ports: Vec<LeftOutPort>,
 }
 
 impl Ebpf {
@@ -176,6 +178,7 @@ impl Ebpf {
             new_marks: previous.map(|_| settings.marks),
             is_staged: staged.is_some(),
             attached: false,
+            left_out_ports: Vec::new(),
         })
     }
 
@@ -298,11 +301,18 @@ impl Dataplane for Ebpf {
         result
     }
 
-    fn is_partial(error: &EbpfError) -> bool {
+    fn failure_scope(error: &EbpfError) -> FailureScope {
         match error {
-            EbpfError::Incomplete { .. } | EbpfError::Rules(_) => true,
-            EbpfError::Kernel(error) => matches!(error, KernelError::MapFull { .. }),
+            EbpfError::Incomplete { only_ports: true, .. } => FailureScope::ServicePorts,
+            EbpfError::Incomplete { .. }
+            | EbpfError::Rules(_)
+            | EbpfError::Kernel(KernelError::MapFull { .. }) => FailureScope::Node,
+            EbpfError::Kernel(_) => FailureScope::Everything,
         }
+    }
+
+    fn left_out_ports(&self) -> Vec<LeftOutPort> {
+        self.left_out_ports.clone()
     }
 
     fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {

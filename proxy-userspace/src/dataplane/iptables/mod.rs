@@ -33,7 +33,7 @@ use self::{
 };
 pub use self::{error::IptablesError, node::RuleOptions, plan::Plan, state::State};
 use super::{
-    Dataplane, ModeMetricsReader,
+    Dataplane, FailureScope, LeftOutPort, LeftOutReason, ModeMetricsReader,
     conntrack::StaleUdpCleaner,
     families,
     iptables_text::{self, CANARY, Chain, Layout, Table, TableInput, TableState},
@@ -321,8 +321,21 @@ impl Dataplane for Iptables {
         families::first_error(errors).map_or_else(|| self.check_left_out(state), Err)
     }
 
-    fn failed_family(error: &IptablesError) -> Option<IpFamily> {
-        if let IptablesError::OfFamily(one) = error { Some(one.family) } else { None }
+    fn failure_scope(error: &IptablesError) -> FailureScope {
+        match error {
+            IptablesError::LeftOut { .. } => FailureScope::ServicePorts,
+            IptablesError::OfFamily(one) => FailureScope::Family(one.family),
+            IptablesError::Kernel(_) | IptablesError::Restore { .. } => FailureScope::Everything,
+        }
+    }
+
+    fn left_out_ports(&self) -> Vec<LeftOutPort> {
+        let left_out = |port: &ServicePortKey| LeftOutPort {
+            port: port.clone(),
+            reason: LeftOutReason::Rejected,
+            message: "iptables-restore rejects its rules".into(),
+        };
+        self.left_out.values().flat_map(BTreeMap::keys).map(left_out).collect()
     }
 
     fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {
@@ -331,10 +344,6 @@ impl Dataplane for Iptables {
 
     fn stale_udp(&mut self) -> Option<&mut StaleUdpCleaner> {
         Some(&mut self.stale_udp)
-    }
-
-    fn is_partial(error: &IptablesError) -> bool {
-        matches!(error, IptablesError::LeftOut { .. })
     }
 
     fn cleanup(&mut self) -> Vec<IptablesError> {

@@ -47,7 +47,7 @@ pub use self::{
     sysctls::set_up_kernel,
 };
 use super::{
-    Dataplane, KernelCounts, ModeMetricsReader,
+    Dataplane, FailureScope, KernelCounts, LeftOutPort, ModeMetricsReader,
     conntrack::StaleUdpCleaner,
     families::{self, FailureCounters},
     iptables,
@@ -263,18 +263,22 @@ impl Dataplane for Ipvs {
         errors.extend(finished.err().map(|error| (None, error)));
         self.rejections.clone_from(&state.rejections);
         let Some(error) = families::first_error(errors) else { return state.rejections.check() };
-        if Self::failed_family(&error).is_none() {
+        if Self::failure_scope(&error) == FailureScope::Everything {
             state.node = None;
         }
         Err(error)
     }
 
-    fn is_partial(error: &IpvsError) -> bool {
-        matches!(error, IpvsError::LeftOut { .. })
+    fn failure_scope(error: &IpvsError) -> FailureScope {
+        match error {
+            IpvsError::LeftOut { .. } => FailureScope::ServicePorts,
+            IpvsError::OfFamily(one) => FailureScope::Family(one.family),
+            _ => FailureScope::Everything,
+        }
     }
 
-    fn failed_family(error: &IpvsError) -> Option<IpFamily> {
-        if let IpvsError::OfFamily(one) = error { Some(one.family) } else { None }
+    fn left_out_ports(&self) -> Vec<LeftOutPort> {
+        self.rejections.left_out_ports()
     }
 
     fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {

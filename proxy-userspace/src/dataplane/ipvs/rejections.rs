@@ -9,7 +9,10 @@ use super::{
     node::Node,
     sets::SetEntry,
 };
-use crate::model::{ResolvedPort, ServicePortKey, Snapshot};
+use crate::{
+    dataplane::{LeftOutPort, LeftOutReason},
+    model::{ResolvedPort, ServicePortKey, Snapshot},
+};
 
 /// A rejection by the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +77,15 @@ impl Rejections {
     pub(super) fn add(&mut self, port: ServicePortKey, object: KernelObject, message: String) {
         tracing::debug!(%port, ?object, message, "the kernel rejected an object");
         self.by_port.entry(port).or_default().insert(object, Rejection { message, try_again: false });
+    }
+
+    /// Returns the service ports of which something is left out, each with its first rejection.
+    pub(super) fn left_out_ports(&self) -> Vec<LeftOutPort> {
+        let left_out = |(port, rejected): (&ServicePortKey, &BTreeMap<KernelObject, Rejection>)| {
+            let message = rejected.values().next()?.message.clone();
+            Some(LeftOutPort { port: port.clone(), reason: LeftOutReason::Rejected, message })
+        };
+        self.by_port.iter().filter_map(left_out).collect()
     }
 
     /// Returns an error if anything is left out.

@@ -59,7 +59,7 @@ use self::{
 };
 use crate::{
     dataplane::{
-        Dataplane, FamilyError, ModeMetricsReader,
+        Dataplane, FailureScope, FamilyError, ModeMetricsReader,
         conntrack::StaleUdpCleaner,
         families::{self, FailureCounters},
     },
@@ -209,8 +209,11 @@ impl Dataplane for Nftables {
         families::first_error(errors.collect()).map_or(Ok(()), Err)
     }
 
-    fn failed_family(error: &NftablesError) -> Option<IpFamily> {
-        if let NftablesError::OfFamily(one) = error { Some(one.family) } else { None }
+    fn failure_scope(error: &NftablesError) -> FailureScope {
+        match error {
+            NftablesError::OfFamily(one) => FailureScope::Family(one.family),
+            NftablesError::Kernel(_) => FailureScope::Everything,
+        }
     }
 
     fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {

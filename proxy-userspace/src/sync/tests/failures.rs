@@ -85,37 +85,113 @@ async fn a_failed_family_backs_off_and_the_other_continues() {
     assert_eq!(daemon.fake.kernel().content.ports.len(), 2);
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_partial_failure_delays_neither_others_nor_health_checks() {
-    let daemon = Daemon::synced().await;
+/// Sends a Service that the kernel does not accept.
+async fn leave_out_b(daemon: &Daemon) {
     daemon.fake.kernel().is_full = true;
     daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
     daemon.settle().await;
+}
+
+const LEFT_OUT: &str = r#"shunt_service_ports_left_out{reason="map-full"}"#;
+
+#[tokio::test(start_paused = true)]
+async fn a_left_out_service_port_delays_neither_others_nor_health_checks() {
+    let daemon = Daemon::synced().await;
+    leave_out_b(&daemon).await;
     let health_checks = daemon.outputs.health_checks.subscribe();
     daemon.send(WatchEvent::Services(Delta::Apply(with_health_check("a", 31_710)))).await;
     daemon.settle().await;
     assert_eq!(health_checks.borrow().checks.len(), 1);
+    tokio::time::sleep(2 * MIN_SYNC).await;
     daemon.fake.kernel().calls.clear();
     daemon.fake.kernel().is_full = false;
     daemon.send(endpoint_is("10.0.0.2")).await;
     daemon.settle().await;
     assert_eq!(daemon.calls(), [Call::Apply(1)], "what changed, and the kernel is not read for it");
-    assert!(!daemon.outputs.health.is_ready(), "what failed was not tried again yet");
-    daemon.fake.kernel().is_full = true;
-    tokio::time::sleep(5 * SYNC).await;
-    assert!(daemon.outputs.health.is_live() && !daemon.outputs.health.is_ready());
+    assert_eq!(daemon.metric(LEFT_OUT), "1", "what is left out was not tried again yet");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_map_is_not_ready_until_everything_fits() {
+async fn a_left_out_service_port_does_not_make_the_node_unhealthy() {
     let daemon = Daemon::synced().await;
-    assert!(daemon.outputs.health.is_ready());
-    daemon.fake.kernel().is_full = true;
-    daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
-    daemon.settle().await;
-    assert!(!daemon.outputs.health.is_ready() && daemon.outputs.health.is_live());
+    leave_out_b(&daemon).await;
+    assert_eq!(daemon.metric(LEFT_OUT), "1");
+    for _ in 0..10 {
+        tokio::time::sleep(SYNC).await;
+        assert!(daemon.outputs.health.is_live() && daemon.outputs.health.is_ready());
+    }
+    assert!(daemon.outputs.status.is_failing(SyncTask::Program));
     daemon.fake.kernel().is_full = false;
     daemon.send(WatchEvent::Services(Delta::Delete(testing::namespaced("default/b")))).await;
     tokio::time::sleep(Duration::from_millis(150)).await;
+    assert_eq!(daemon.metric(LEFT_OUT), "0");
+    assert!(!daemon.outputs.status.is_failing(SyncTask::Program));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sync_that_leaves_a_service_port_out_counts_as_a_sync() {
+    let daemon = Daemon::synced().await;
+    let count = |name: &str| daemon.metric(&format!("{name}{{ip_family=\"IPv4\"}}"));
+    let syncs =
+        || count("kubeproxy_sync_proxy_rules_duration_seconds_count").parse::<u32>().expect("a number");
+    let before = (syncs(), daemon.metric("shunt_sync_operations_total"));
+    daemon.fake.kernel().is_full = true;
+    daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
+    daemon.send(WatchEvent::Services(Delta::Delete(testing::namespaced("default/a")))).await;
+    daemon.settle().await;
+    assert_eq!(syncs(), before.0 + 1);
+    let operations = |text: &str| text.parse::<u32>().expect("a number");
+    let made = operations(&daemon.metric("shunt_sync_operations_total")) - operations(&before.1);
+    assert_eq!(made, 1, "a is removed");
+    assert_eq!(count("shunt_sync_failures_total"), "0");
+    assert_eq!(daemon.metric("kubeproxy_sync_proxy_rules_service_changes_pending"), "0");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_left_out_service_port_does_not_change_the_pace() {
+    let daemon = Daemon::synced().await;
+    leave_out_b(&daemon).await;
+    daemon.fake.kernel().calls.clear();
+    for number in 0..2000_u32 {
+        daemon.send(endpoint_is(&format!("10.1.{}.{}", number / 200, number % 200 + 1))).await;
+        tokio::time::sleep(5 * MILLI).await;
+    }
+    let calls = daemon.calls();
+    let syncs = calls.iter().filter(|call| **call == Call::FailedApply).count();
+    let full = calls.iter().filter(|call| **call == Call::Observe).count();
+    // One a second, a burst, and the retries after 0.1, 0.3, 0.7, 1.5, 3.1 and 6.3 s at the latest.
+    assert!((10..=20).contains(&syncs) && (4..=9).contains(&full), "{syncs} syncs, {full} of them full");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_left_out_defers_no_repair_of_drift() {
+    let daemon = Daemon::synced().await;
+    leave_out_b(&daemon).await;
+    tokio::time::sleep(10 * SYNC).await;
+    daemon.fake.kernel().is_full = false;
+    daemon.fake.kernel().content.ports.clear();
+    daemon.drift.notify_one();
+    tokio::time::sleep(2 * MIN_SYNC).await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_of_the_node_that_fails_for_long_makes_it_unhealthy_but_live() {
+    let daemon = Daemon::synced().await;
+    daemon.fake.kernel().rejects_link = true;
+    daemon.send(endpoint_is("10.0.0.2")).await;
+    tokio::time::sleep(SYNC).await;
+    assert!(daemon.outputs.health.is_ready(), "not before twice the sync period");
+    tokio::time::sleep(2 * SYNC).await;
+    assert!(daemon.outputs.health.is_live() && !daemon.outputs.health.is_ready());
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.2:80"]);
+    assert_ne!(daemon.metric("shunt_sync_failures_total{ip_family=\"IPv4\"}"), "0");
+    daemon.fake.kernel().rejects_link = false;
+    tokio::time::sleep(SYNC).await;
     assert!(daemon.outputs.health.is_ready());
+
+    let fake = FakeDataplane::default();
+    fake.kernel().rejects_link = true;
+    let daemon = Daemon::start(fake).programmed().await;
+    assert!(daemon.outputs.health.is_live() && !daemon.outputs.health.is_ready(), "it never worked");
 }

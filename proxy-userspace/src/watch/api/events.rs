@@ -71,16 +71,15 @@ async fn post(client: &kube::Client, body: &Value) -> Result<(), Failure> {
 
 fn body(node_name: &str, event: &NodeEvent, now: Timestamp) -> Value {
     let note: String = event.note.chars().take(MAX_NOTE / 4).collect();
-    // The actions of upstream's `NewProxyServer` and `SyncServices`.
-    let (namespace, name, action, regarding) = match &event.service {
+    let (namespace, name, regarding) = match &event.service {
         None => {
             let regarding = json!({ "apiVersion": "v1", "kind": "Node", "name": node_name });
-            (DEFAULT_NAMESPACE, node_name, "StartKubeProxy", regarding)
+            (DEFAULT_NAMESPACE, node_name, regarding)
         }
         Some(NamespacedName { namespace, name }) => {
             let regarding =
                 json!({ "apiVersion": "v1", "kind": "Service", "namespace": **namespace, "name": **name });
-            (&**namespace, &**name, "Listen", regarding)
+            (&**namespace, &**name, regarding)
         }
     };
     json!({
@@ -90,7 +89,7 @@ fn body(node_name: &str, event: &NodeEvent, now: Timestamp) -> Value {
         "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string(),
         "reportingController": CONTROLLER,
         "reportingInstance": format!("{CONTROLLER}-{node_name}"),
-        "action": action,
+        "action": event.action,
         "reason": event.reason,
         "regarding": regarding,
         "note": note,
@@ -104,7 +103,13 @@ mod tests {
 
     #[test]
     fn an_event_about_the_node_is_valid_for_the_server() {
-        let event = NodeEvent { service: None, is_warning: true, reason: "Failed", note: "x".repeat(2000) };
+        let event = NodeEvent {
+            service: None,
+            is_warning: true,
+            reason: "Failed",
+            action: "StartKubeProxy",
+            note: "x".repeat(2000),
+        };
         let now = Timestamp::from_microsecond(1_700_000_000_000_042).expect("a time");
         let body = body("n1", &event, now);
         assert_eq!(body["eventTime"], "2023-11-14T22:13:20.000042Z");
@@ -120,7 +125,8 @@ mod tests {
     #[test]
     fn an_event_about_a_service_is_in_its_namespace() {
         let service = Some(NamespacedName::new("shop", "web"));
-        let event = NodeEvent { service, is_warning: true, reason: "Failed", note: "taken".into() };
+        let event =
+            NodeEvent { service, is_warning: true, reason: "Failed", action: "Listen", note: "taken".into() };
         let body = body("n1", &event, Timestamp::UNIX_EPOCH);
         let regarding = json!({ "apiVersion": "v1", "kind": "Service", "namespace": "shop", "name": "web" });
         assert_eq!(body["regarding"], regarding);

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Result, bail, ensure};
 use proxy_userspace::{
     dataplane::{
-        Dataplane as _,
+        Dataplane as _, FailureScope,
         ipvs::{Ipvs, IpvsSettings},
     },
     kernel::command::Launcher,
@@ -72,7 +72,7 @@ pub(super) fn fail_separately(node: &mut Node) -> Result<()> {
     };
     let first = of_ports([web(0, &[1]), v6()]);
     match mode.try_sync(node, &first)? {
-        Err(error) if Ipvs::failed_family(&error) == Some(IpFamily::V6) => {
+        Err(error) if Ipvs::failure_scope(&error) == FailureScope::Family(IpFamily::V6) => {
             ensure!(error.to_string().contains("no IPv6 for you"), "{error}");
         }
         other => bail!("{other:?}"),

@@ -208,6 +208,11 @@ impl State {
         self.names.iter().find_map(|(name, id)| (*id == service).then_some(name))
     }
 
+    /// Returns all service ports with their identifiers.
+    pub(crate) fn names(&self) -> impl Iterator<Item = (&ServicePortKey, u32)> {
+        self.names.iter().map(|(name, service)| (name, *service))
+    }
+
     /// Returns true if a service port has this identifier.
     pub(crate) fn is_named(&self, service: u32) -> bool {
         self.named.contains(&service)
