@@ -7,9 +7,10 @@ use super::{
 use crate::mode::Mode;
 
 /// Settings that a running process applies.
-const IN_PLACE: [&str; 9] = [
+const IN_PLACE: [&str; 10] = [
     "logging.verbosity",
     "shunt.logFilter",
+    "shunt.reload.jitter",
     "nodePortAddresses",
     "iptables.syncPeriod",
     "iptables.minSyncPeriod",

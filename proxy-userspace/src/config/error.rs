@@ -29,6 +29,15 @@ impl fmt::Display for IneffectiveSetting {
     }
 }
 
+/// A setting that was given, has its effect, and is deprecated in kube-proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeprecatedSetting {
+    /// The flag.
+    pub setting: String,
+    /// The flag to use.
+    pub instead: String,
+}
+
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {

@@ -64,15 +64,18 @@ pub struct FileWatcher {
     last: ConfigFile,
     /// `None` while it is unknown.
     stamp: Option<Stamp>,
+    /// An error was returned last. The next text is a change, even if it is the last one.
+    has_failed: bool,
 }
 
 impl FileWatcher {
     /// Watches for a text other than the one that was read.
     pub fn new(file: ConfigFile) -> Self {
-        Self { last: file, stamp: None }
+        Self { last: file, stamp: None, has_failed: false }
     }
 
-    /// Waits until the file has another text or becomes unreadable. Returns each change once.
+    /// Waits until the file has another text, or becomes unreadable or readable. Returns each change
+    /// once. A call that is not awaited to its end loses no change.
     pub async fn next(&mut self) -> Result<ConfigFile, ConfigError> {
         loop {
             let stamp = self.settled_stamp().await;
@@ -80,12 +83,14 @@ impl FileWatcher {
                 let was_readable = self.stamp.is_some();
                 self.stamp = stamp;
                 match ConfigFile::read(&self.last.path) {
-                    Ok(file) if file != self.last => {
+                    Ok(file) if file != self.last || self.has_failed => {
                         self.last = file.clone();
+                        self.has_failed = false;
                         return Ok(file);
                     }
                     Err(error) if was_readable => {
                         self.stamp = None;
+                        self.has_failed = true;
                         return Err(error);
                     }
                     Ok(_) | Err(_) => {}
@@ -141,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_removed_file_is_reported_once_and_another_text_is_a_change() {
+    async fn a_removed_file_is_reported_once_and_its_return_is_a_change() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("config");
         fs::write(&path, "first").unwrap();
@@ -150,7 +155,9 @@ mod tests {
         fs::remove_file(&path).unwrap();
         assert!(matches!(changes.next().await, Err(ConfigError::Read { .. })));
         assert!(tokio::time::timeout(CHECK_PERIOD * 5, changes.next()).await.is_err());
-        fs::write(&path, "second").unwrap();
-        assert_eq!(&*changes.next().await.unwrap().text, "second");
+        for text in ["first", "second"] {
+            fs::write(&path, text).unwrap();
+            assert_eq!(&*changes.next().await.unwrap().text, text);
+        }
     }
 }

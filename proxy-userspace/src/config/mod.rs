@@ -27,7 +27,7 @@ pub use self::{
     change::ConfigChange,
     effective::EffectiveSettings,
     environment::Environment,
-    error::{ConfigError, IneffectiveSetting, InvalidSetting},
+    error::{ConfigError, DeprecatedSetting, IneffectiveSetting, InvalidSetting},
     file::{ConfigFile, FileWatcher},
     flags::{Flags, ProbeOutput},
     gates::{FeatureGate, FeatureGates},

@@ -5,7 +5,12 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use ipnet::IpNet;
 use proxy_common::layout::MapSizes;
 
-use super::{effective::EffectiveSettings, error::IneffectiveSetting, file::ConfigFile, gates::FeatureGates};
+use super::{
+    effective::EffectiveSettings,
+    error::{DeprecatedSetting, IneffectiveSetting},
+    file::ConfigFile,
+    gates::FeatureGates,
+};
 use crate::{
     kernel::{bpf::LogLevel, ipvs::Timeouts},
     mode::{BackstopPolicy, LinksDirect, LinksPath, Mode, SocketsScope},
@@ -78,8 +83,12 @@ pub struct Config {
     pub log_format: LogFormat,
     /// Which log lines are written, in the syntax of `RUST_LOG`.
     pub log_filter: String,
+    /// The longest time that a changed file waits before it is applied.
+    pub reload_jitter: Duration,
     /// Settings that were given and have no effect.
     pub ineffective: Vec<IneffectiveSetting>,
+    /// Settings that were given and are deprecated.
+    pub deprecated: Vec<DeprecatedSetting>,
     /// All settings in effect, as `--write-config-to` writes them.
     pub effective: EffectiveSettings,
     /// The file that was read.

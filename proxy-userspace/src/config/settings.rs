@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use serde_yaml_ng::Value as Yaml;
 
 use super::{
-    error::{IneffectiveSetting, InvalidSetting},
+    error::{DeprecatedSetting, IneffectiveSetting, InvalidSetting},
     schema::{self, FLAGS_FOR_ALL_BUT_IPVS, Field, UsedBy},
     value::Value,
 };
@@ -50,13 +50,20 @@ pub(super) struct Settings {
     defaults: BTreeMap<&'static str, Value>,
     invalid: Vec<InvalidSetting>,
     ineffective: Vec<IneffectiveSetting>,
+    pub(super) deprecated: Vec<DeprecatedSetting>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         let default = |field: &Field| Some((field.path, field.kind.read_text(field.default).ok()??));
         let defaults = schema::fields().filter_map(default).collect();
-        Self { values: BTreeMap::new(), defaults, invalid: Vec::new(), ineffective: Vec::new() }
+        Self {
+            values: BTreeMap::new(),
+            defaults,
+            invalid: Vec::new(),
+            ineffective: Vec::new(),
+            deprecated: Vec::new(),
+        }
     }
 }
 

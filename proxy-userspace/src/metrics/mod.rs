@@ -113,6 +113,7 @@ pub struct Metrics {
     operations: Counter,
     failures: Family<Labels<1>, Counter>,
     drift: Counter,
+    configuration_refused: Gauge,
     watch_events: Family<Labels<1>, Counter>,
     watch_synced: Gauge,
     manifest_errors: Gauge,
@@ -248,6 +249,11 @@ impl Metrics {
     /// Counts a mode that failed permanently, so that another one takes over.
     pub fn mode_broke(&self, mode: &'static str) {
         self.modes_broken.get_or_create(&[("mode", mode)]).inc();
+    }
+
+    /// Sets whether the present content of the configuration file is refused.
+    pub fn set_configuration_refused(&self, refused: bool) {
+        self.configuration_refused.set(refused.into());
     }
 
     /// Counts an event of an object source.

@@ -115,6 +115,8 @@ fn shunt_metrics(metrics: &Metrics, to: &mut Registry) {
         failures: "sync_failures", "Syncs that failed and were retried";
         drift: "sync_drift_operations",
             "Changes that repaired drift: what something other than shunt had changed in the kernel";
+        configuration_refused: "configuration_refused",
+            "1 while the configuration file is refused, so that the settings stay as they were";
         watch_events: "watch_events", "Events received from the object source";
         watch_connected: "watch_connected", "1 if the object source is connected";
         manifest_errors: "manifest_errors",

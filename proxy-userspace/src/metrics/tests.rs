@@ -73,6 +73,7 @@ fn every_metric_has_upstreams_name_and_kind() {
         ("rest_client_request_duration_seconds", "histogram"),
         ("rest_client_requests_total", "counter"),
         ("shunt_build_info", "gauge"),
+        ("shunt_configuration_refused", "gauge"),
         ("shunt_exempt_namespaces", "gauge"),
         ("shunt_links_displaced", "gauge"),
         ("shunt_links_left_out", "gauge"),

@@ -9,6 +9,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 pub(super) use self::table::{FLAGS, Flag, Target};
 use self::table::{NO_EFFECT, SWITCH};
 use super::{
+    error::DeprecatedSetting,
     go,
     schema::{self, UsedBy},
     settings::Settings,
@@ -95,7 +96,11 @@ impl Flags {
             match flag.sets {
                 Target::Field(path) => settings.add_flag(flag.name, path, text),
                 Target::Nothing(why) => settings.add_ineffective(format!("--{}", flag.name), why),
-                Target::PortOf(other) => add_port(settings, flag.name, text, other, text_of(other)),
+                Target::PortOf(other) => {
+                    let [setting, instead] = [flag.name, other].map(|name| format!("--{name}"));
+                    settings.deprecated.push(DeprecatedSetting { setting, instead });
+                    add_port(settings, flag.name, text, other, text_of(other));
+                }
             }
         }
     }

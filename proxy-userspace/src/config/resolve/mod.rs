@@ -105,7 +105,9 @@ fn resolve(mut settings: Settings, environment: &Environment, auto: Mode) -> Res
         ipvs: ipvs(&mut settings),
         log_format: logging::format(&settings),
         log_filter: logging::filter(&mut settings, environment),
+        reload_jitter: settings.duration("shunt.reload.jitter"),
         ineffective: Vec::new(),
+        deprecated: std::mem::take(&mut settings.deprecated),
         effective: EffectiveSettings::of(&settings, mode, healthz_bind_address, metrics_bind_address),
         file: None,
     };

@@ -26,10 +26,15 @@ fn a_change_without_an_effect_is_empty() {
 #[test]
 fn some_settings_and_growing_maps_change_in_place() {
     let new = "logging: {verbosity: 4}\niptables: {syncPeriod: 10s}\nnodePortAddresses: [10.0.0.0/8]\n\
-               shunt: {ebpf: {mapSizes: {services: 200000}}}\n";
+               shunt: {ebpf: {mapSizes: {services: 200000}}, reload: {jitter: 5m}}\n";
     let change = between("", new);
-    let in_place =
-        ["logging.verbosity", "iptables.syncPeriod", "nodePortAddresses", "shunt.ebpf.mapSizes.services"];
+    let in_place = [
+        "logging.verbosity",
+        "iptables.syncPeriod",
+        "nodePortAddresses",
+        "shunt.reload.jitter",
+        "shunt.ebpf.mapSizes.services",
+    ];
     assert_eq!((change.in_place, change.maps_grow), (in_place.to_vec(), true));
     assert_eq!(change.restart, Vec::<&str>::new());
 }

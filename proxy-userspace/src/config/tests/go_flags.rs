@@ -126,6 +126,18 @@ fn whole_numbers_accept_a_base_and_underscores() {
 }
 
 #[test]
+fn flags_that_kube_proxy_deprecates_are_named_with_their_replacement() {
+    let deprecated = |arguments: &[&str]| {
+        let settings = super::load_with(None, arguments, &super::environment()).expect("valid").deprecated;
+        settings.into_iter().map(|flag| (flag.setting, flag.instead)).collect::<Vec<_>>()
+    };
+    assert_eq!(deprecated(&["--healthz-bind-address=0.0.0.0:1"]), []);
+    let expected =
+        ["healthz", "metrics"].map(|server| (format!("--{server}-port"), format!("--{server}-bind-address")));
+    assert_eq!(deprecated(&["--metrics-port=0", "--healthz_port=10256"]), expected);
+}
+
+#[test]
 fn one_dash_takes_one_letter() {
     for verbosity in [["-v=4"].as_slice(), &["-v4"], &["-v", "4"], &["--v=4"], &["--v", "4"]] {
         assert_eq!(given(verbosity, "logging.verbosity"), Some(Value::Integer(4)), "{verbosity:?}");
