@@ -47,6 +47,8 @@ pub(crate) struct FakeKernel {
     pub(crate) is_certain: bool,
     /// The kernel rejects new and changed service ports.
     pub(crate) is_full: bool,
+    /// [`Dataplane::lacks_sctp`] returns a reason.
+    pub(crate) lacks_sctp: bool,
     /// The kernel rejects a link with each `apply`.
     pub(crate) rejects_link: bool,
     /// The kernel rejects all changes of this family.
@@ -279,6 +281,10 @@ impl Dataplane for FakeDataplane {
             FakeError::OfNode => FailureScope::Node,
             FakeError::OfFamily(family) => FailureScope::Family(*family),
         }
+    }
+
+    fn lacks_sctp(&self) -> Option<&'static str> {
+        self.kernel().lacks_sctp.then_some("the fake kernel has no SCTP")
     }
 
     fn left_out_ports(&self) -> Vec<LeftOutPort> {

@@ -18,6 +18,7 @@ mod name_hash;
 pub mod nftables;
 mod renderer;
 mod scope;
+mod sctp_ports;
 
 pub use backstop::{BackstopError, BackstopNeed, BackstopStatus, Backstopped, CreateBackstop};
 pub use families::FamilyError;
@@ -89,6 +90,12 @@ pub trait Dataplane {
     /// Returns what an error of `apply` concerns.
     fn failure_scope(_error: &Self::Error) -> FailureScope {
         FailureScope::Everything
+    }
+
+    /// Returns why the mode serves no SCTP port on this node, if that is so. Only called if there are
+    /// SCTP ports.
+    fn lacks_sctp(&self) -> Option<&'static str> {
+        None
     }
 
     /// Returns the service ports that the last `apply` left out, and possibly those that an earlier

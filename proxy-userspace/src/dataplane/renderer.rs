@@ -4,7 +4,7 @@ use std::{error::Error, sync::Arc};
 
 use super::{
     BackstopStatus, Dataplane, DisplacedLink, FailureScope, KernelCounts, LeftOutPort, MapFill,
-    ModeMetricsReader, PlanSize, conntrack::StaleUdpDeletion,
+    ModeMetricsReader, PlanSize, conntrack::StaleUdpDeletion, sctp_ports::SctpPorts,
 };
 use crate::{
     kernel::KernelError,
@@ -123,12 +123,13 @@ pub trait Renderer: Send {
 pub struct DataplaneRenderer<D: Dataplane> {
     dataplane: D,
     state: Option<D::State>,
+    sctp_ports: SctpPorts,
 }
 
 impl<D: Dataplane> DataplaneRenderer<D> {
     /// Returns a renderer without a state.
     pub fn new(dataplane: D) -> Self {
-        Self { dataplane, state: None }
+        Self { dataplane, state: None, sctp_ports: SctpPorts::default() }
     }
 }
 
@@ -164,6 +165,7 @@ where
     }
 
     fn render(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, RenderError> {
+        self.sctp_ports.update(snapshot, dirty);
         if self.state.is_none() {
             self.observe()?;
         }
@@ -212,7 +214,12 @@ where
     }
 
     fn left_out_ports(&self) -> Vec<LeftOutPort> {
-        self.dataplane.left_out_ports()
+        let mut ports = self.dataplane.left_out_ports();
+        let needs_sctp = !self.sctp_ports.is_empty();
+        if let Some(why) = needs_sctp.then(|| self.dataplane.lacks_sctp()).flatten() {
+            ports.extend(self.sctp_ports.left_out(why));
+        }
+        ports
     }
 
     fn left_out(&self) -> Vec<Arc<str>> {

@@ -13,17 +13,16 @@ mod tests;
 use std::{collections::BTreeSet, error::Error, fmt, sync::Arc};
 
 use super::{
-    DisplacedLink, FailureScope, KernelCounts, LeftOutPort, LeftOutReason, MapFill, Mode, ModeMetricsReader,
-    RenderError, Renderer,
+    DisplacedLink, FailureScope, KernelCounts, LeftOutPort, MapFill, Mode, ModeMetricsReader, RenderError,
+    Renderer,
     conntrack::StaleUdpDeletion,
     ebpf::{depends_on_source, leaves_pods_to_links},
+    sctp_ports::SctpPorts,
 };
 use crate::{
     causes::with_causes,
     mode::BackstopPolicy,
-    model::{
-        Dirty, LinkPath, LocalTrafficDetector, NodeView, Protocol, ServicePortKey, Snapshot, SocketScope,
-    },
+    model::{Dirty, LinkPath, LocalTrafficDetector, NodeView, ServicePortKey, Snapshot, SocketScope},
 };
 
 /// Why the backstop is in place.
@@ -127,7 +126,7 @@ pub struct Backstopped {
     backstop: Option<(Mode, Box<dyn Renderer>)>,
     /// All Services were rendered to the backstop, and it was not removed since.
     is_in_place: bool,
-    sctp_ports: BTreeSet<ServicePortKey>,
+    sctp_ports: SctpPorts,
     /// Service ports with source ranges.
     ranged_ports: BTreeSet<ServicePortKey>,
     /// Service ports whose external addresses the sockets of pods leave to the links.
@@ -154,7 +153,7 @@ impl Backstopped {
             create,
             backstop: None,
             is_in_place: false,
-            sctp_ports: BTreeSet::new(),
+            sctp_ports: SctpPorts::default(),
             ranged_ports: BTreeSet::new(),
             pod_ports: BTreeSet::new(),
             local_detector: LocalTrafficDetector::None,
@@ -210,10 +209,10 @@ impl Backstopped {
             LinkPath::Programs | LinkPath::Direct { .. } => None,
             LinkPath::Netfilter { why } => Some(Arc::clone(why)),
         };
+        self.sctp_ports.update(snapshot, dirty);
         let detector = &snapshot.node.local_detector;
         if dirty.all || self.local_detector != *detector {
             self.local_detector = detector.clone();
-            self.sctp_ports.clear();
             self.ranged_ports.clear();
             self.pod_ports.clear();
             snapshot.ports.keys().for_each(|key| self.update_needs_of(key, snapshot));
@@ -224,14 +223,9 @@ impl Backstopped {
 
     fn update_needs_of(&mut self, key: &ServicePortKey, snapshot: &Snapshot) {
         let port = snapshot.ports.get(key);
-        let is_sctp = port.is_some() && key.name.protocol == Protocol::Sctp;
         let is_ranged = port.is_some_and(|port| depends_on_source(port, key.family));
         let is_left = port.is_some_and(|port| leaves_pods_to_links(port, &snapshot.node, key.family));
-        for (is_member, ports) in [
-            (is_sctp, &mut self.sctp_ports),
-            (is_ranged, &mut self.ranged_ports),
-            (is_left, &mut self.pod_ports),
-        ] {
+        for (is_member, ports) in [(is_ranged, &mut self.ranged_ports), (is_left, &mut self.pod_ports)] {
             if is_member {
                 ports.insert(key.clone());
             } else if !ports.is_empty() {
@@ -354,13 +348,8 @@ impl Renderer for Backstopped {
         if let Some((_, backstop)) = self.backstop.as_ref().filter(|_| self.is_in_place) {
             ports.extend(backstop.left_out_ports());
         }
-        if let Some(message) = self.lacks_sctp() {
-            let reason = LeftOutReason::Protocol;
-            let left_out = |port: &ServicePortKey| {
-                let (port, message) = (port.clone(), message.clone());
-                LeftOutPort { port, reason, message }
-            };
-            ports.extend(self.sctp_ports.iter().map(left_out));
+        if let Some(why) = self.lacks_sctp() {
+            ports.extend(self.sctp_ports.left_out(&why));
         }
         ports
     }

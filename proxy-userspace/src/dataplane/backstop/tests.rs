@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::*;
 use crate::{
     dataplane::{
-        DataplaneRenderer,
+        DataplaneRenderer, LeftOutReason,
         fake::{Call, FakeDataplane},
     },
     model::{
-        Frontend, FrontendKind, IpFamily, ResolvedPort, TrafficPolicy,
+        Frontend, FrontendKind, IpFamily, Protocol, ResolvedPort, TrafficPolicy,
         testing::{cidrs, ip, key, port_number, resolved_port},
     },
 };
@@ -128,6 +128,26 @@ fn sctp_ports_are_left_out_while_no_rules_serve_them() {
     assert_eq!(left_out(&node), sctp_is_left_out);
     node.sync(&Dirty::everything()).expect("the failure is over");
     assert_eq!(left_out(&node), []);
+}
+
+#[test]
+fn sctp_ports_are_left_out_if_the_kernel_has_no_sctp() {
+    let fake = FakeDataplane::default();
+    let mut renderer = DataplaneRenderer::new(fake.clone());
+    let left_out = |renderer: &DataplaneRenderer<FakeDataplane>| {
+        renderer.left_out_ports().into_iter().map(|left_out| left_out.port).collect::<Vec<_>>()
+    };
+    let mut snapshot = Snapshot::default();
+    for key in [sctp(), tcp()] {
+        snapshot.ports.insert(key, Arc::new(resolved_port()));
+    }
+    renderer.render(&snapshot, &Dirty::everything()).expect("renders");
+    assert_eq!(left_out(&renderer), []);
+    fake.kernel().lacks_sctp = true;
+    assert_eq!(left_out(&renderer), [sctp()]);
+    snapshot.ports.remove(&sctp());
+    renderer.render(&snapshot, &Dirty { ports: [sctp()].into(), ..Dirty::default() }).expect("renders");
+    assert_eq!(left_out(&renderer), []);
 }
 
 #[test]

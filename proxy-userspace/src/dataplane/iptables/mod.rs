@@ -37,6 +37,7 @@ use super::{
     conntrack::StaleUdpCleaner,
     families,
     iptables_text::{self, CANARY, Chain, Layout, Table, TableInput, TableState},
+    sctp_ports,
 };
 use crate::{
     kernel::{
@@ -319,6 +320,10 @@ impl Dataplane for Iptables {
         }
         let errors = errors.into_iter().map(|(family, error)| (Some(family), error)).collect();
         families::first_error(errors).map_or_else(|| self.check_left_out(state), Err)
+    }
+
+    fn lacks_sctp(&self) -> Option<&'static str> {
+        sctp_ports::lacked_by_conntrack()
     }
 
     fn failure_scope(error: &IptablesError) -> FailureScope {

@@ -62,6 +62,7 @@ use crate::{
         Dataplane, FailureScope, FamilyError, ModeMetricsReader,
         conntrack::StaleUdpCleaner,
         families::{self, FailureCounters},
+        sctp_ports,
     },
     kernel::{
         KernelError,
@@ -207,6 +208,10 @@ impl Dataplane for Nftables {
         state.update(plan.update, &failed);
         let errors = errors.into_iter().map(|(family, error)| (Some(family), error.into()));
         families::first_error(errors.collect()).map_or(Ok(()), Err)
+    }
+
+    fn lacks_sctp(&self) -> Option<&'static str> {
+        sctp_ports::lacked_by_conntrack()
     }
 
     fn failure_scope(error: &NftablesError) -> FailureScope {
