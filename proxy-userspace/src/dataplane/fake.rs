@@ -38,6 +38,7 @@ pub(crate) enum Call {
 
 /// The fake kernel, which the dataplane and the test share.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an independent fault")]
 pub(crate) struct FakeKernel {
     pub(crate) content: KernelContent,
     pub(crate) calls: Vec<Call>,

@@ -210,7 +210,9 @@ impl Metrics {
         self.link_path_info.clear();
         self.exempt_namespaces.set(0);
         self.links_displaced.clear();
-        LeftOutReason::ALL.into_iter().for_each(|reason| self.set_service_ports_left_out(reason, 0));
+        for reason in LeftOutReason::ALL {
+            self.set_service_ports_left_out(reason, 0);
+        }
         self.map_entries.clear();
         self.map_capacity.clear();
     }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod dataplane;
+mod deprecation;
 mod mode_choice;
 mod node_facts;
 mod one_shot;
@@ -23,7 +24,7 @@ use self::{
 use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
-    config::{Config, DeprecatedSetting, FeatureGate, FeatureGates, IneffectiveSetting, log_filter_at},
+    config::{Config, FeatureGate, FeatureGates, IneffectiveSetting, log_filter_at},
     dataplane::{Mode, Renderer, ebpf::EbpfError},
     health::{self, Debugging, Introspection, PortFailureEvents},
     kernel::{KernelError, end_signals::EndSignals, own_process},
@@ -78,7 +79,7 @@ pub(crate) async fn run(
     let pending = Arc::new(Mutex::new(pending));
     set_up_node(&choice.config, &events);
     events.normal("Starting", format!("shunt starts in the mode {}, {}", choice.config.mode, choice.why));
-    warn_of_deprecation(&choice.config, &events);
+    deprecation::warn(&choice.config, &events);
     let outputs = Outputs {
         metrics: metrics(&choice.config.feature_gates),
         ..Outputs::new(choice.config.sync_period * 2, events)
@@ -204,21 +205,6 @@ fn log_start(ModeChoice { config, why, .. }: &ModeChoice) {
     let (mode, node) = (config.mode.name(), &*config.model.node_name);
     tracing::info!(version, mode, why, node, source = ?config.source, "starting");
     log_ineffective_settings(config);
-}
-
-/// kube-proxy's message of 1.35 and 1.36.
-const IPVS_DEPRECATED: &str = "The ipvs proxier is now deprecated and may be removed in a future release. \
-     Please use 'nftables' instead.";
-
-/// Warns of what kube-proxy warns of: the ipvs mode, with an Event of the same reason, and flags.
-fn warn_of_deprecation(config: &Config, events: &NodeEvents) {
-    if config.mode == Mode::Ipvs {
-        tracing::warn!("{IPVS_DEPRECATED}");
-        events.warning("IPVSDeprecation", IPVS_DEPRECATED);
-    }
-    for DeprecatedSetting { setting, instead } in &config.deprecated {
-        tracing::warn!(setting, instead, "kube-proxy will remove this flag in a future release");
-    }
 }
 
 /// Logs one line for each setting without an effect, so that nobody waits for the effect.

@@ -268,8 +268,8 @@ mod tests {
         assert!(!node.is_refused());
         assert_eq!(node.change("nftables: {syncPeriod: often}\n", MINUTE).await, None);
         assert!(node.is_refused());
-        let (reason, note) = node.event().expect("an Event");
-        assert!(reason == "ConfigurationRefused" && note.contains("nftables.syncPeriod"), "{note}");
+        let (reason, text) = node.event().expect("an Event");
+        assert!(reason == "ConfigurationRefused" && text.contains("nftables.syncPeriod"), "{text}");
         assert_eq!(node.pass(10 * MINUTE).await, None);
         assert_eq!(node.event(), None, "one Event");
         assert_eq!(node.change("nftables: {syncPeriod: 7s}\n", MINUTE).await, None);
@@ -297,7 +297,7 @@ mod tests {
         node.pass(60 * MINUTE).await;
         assert_eq!(node.sync_period(), 8);
         // A refused file cancels what waits: it is newer.
-        node.change(&with_period(9), Duration::from_millis(3000)).await;
+        node.change(&with_period(9), Duration::from_secs(3)).await;
         node.change("mode: what\n", 90 * MINUTE).await;
         assert_eq!((node.is_refused(), node.sync_period()), (true, 8));
         // A setting that needs a restart waits, too.

@@ -44,26 +44,27 @@ impl LeftOutPorts {
         dirty: &Dirty,
         outputs: &Outputs,
     ) {
-        let left_out =
-            left_out.into_iter().map(|LeftOutPort { port, reason, message }| (port, (reason, message)));
-        if self.ports.is_empty() && left_out.len() == 0 {
+        if self.ports.is_empty() && left_out.is_empty() {
             return;
         }
-        let mut now = match extent {
-            SyncExtent::Full => BTreeMap::new(),
-            SyncExtent::Partial => self.ports.clone(),
+        let mut before = match extent {
+            SyncExtent::Full => std::mem::take(&mut self.ports),
+            SyncExtent::Partial => {
+                dirty.ports.iter().filter_map(|port| self.ports.remove_entry(port)).collect()
+            }
         };
-        dirty.ports.iter().for_each(|port| drop(now.remove(port)));
-        now.extend(left_out);
-        let served = self.ports.keys().filter(|port| !now.contains_key(port)).count();
+        for LeftOutPort { port, reason, message } in left_out {
+            before.remove(&port);
+            self.ports.insert(port, (reason, message));
+        }
+        let served = before.len();
         if served > 0 {
             tracing::info!(
                 service_ports = served,
-                left_out = now.len(),
+                left_out = self.ports.len(),
                 "service ports are not left out any more"
             );
         }
-        self.ports = now;
         self.forget();
         self.log_new();
         self.report(outputs);

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
-use shunt_tests::world::Host;
+use anyhow::{Context as _, Result, bail, ensure};
+use shunt_tests::{deadline::Deadline, world::Host};
 
 use super::{
-    bpffs::Covered,
+    bpffs::{Covered, wait_for_health},
     test_node::{Setup, TestNode},
 };
 
@@ -58,7 +58,7 @@ fn too_large() -> String {
 /// The minimum size of the map of destinations.
 const FEW: u32 = 16;
 
-/// While a Service is left out, the rules of another mode may serve it.
+/// While a Service is left out, the rules of another mode may serve it. The node stays healthy.
 pub(crate) fn other_modes_rules_stay_while_a_service_is_left_out(setup: &Setup) -> Result<()> {
     let mut node =
         TestNode::new(setup, "ebpf", &format!("{{shunt: {{ebpf: {{mapSizes: {{services: {FEW}}}}}}}}}"))?;
@@ -68,6 +68,8 @@ pub(crate) fn other_modes_rules_stay_while_a_service_is_left_out(setup: &Setup) 
     }
     node.proxy.spawn(&node.world)?;
     node.wait_for_log("mapSizes.services", GIVE_UP_TIMEOUT)?;
+    node.wait_for_metric("shunt_service_ports_left_out{reason=\"map-full\"} 1", GIVE_UP_TIMEOUT)?;
+    wait_for_health(&mut node, 200)?;
     // Changes of other Services are made meanwhile. They do not make the whole sync succeed.
     for pods in [[Host::A2, Host::A3], [Host::A1, Host::A3]] {
         node.set_endpoints(&pods)?;
@@ -75,5 +77,13 @@ pub(crate) fn other_modes_rules_stay_while_a_service_is_left_out(setup: &Setup) 
         let there = "nft list chain ip kube-proxy services";
         node.world.run(Host::Node1, there).context("the other mode's chain is gone")?;
     }
+    let events = || {
+        let events = node.cluster.server().events().into_iter();
+        events.filter(|event| event["reason"] == "ServiceLeftOut").collect::<Vec<_>>()
+    };
+    Deadline::after(GIVE_UP_TIMEOUT).poll(|| (!events().is_empty()).then_some(())).context("no Event")?;
+    let [event] = &events()[..] else { bail!("several Events: {:?}", events()) };
+    let regarding = [&event["regarding"]["kind"], &event["regarding"]["name"], &event["action"]];
+    ensure!(regarding == ["Service", "zz", "SyncProxyRules"], "{event}");
     node.end()
 }

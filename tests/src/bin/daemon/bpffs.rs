@@ -60,7 +60,7 @@ fn wait_for_log_parts(node: &TestNode, directory: &Path) -> Result<()> {
     LOG_PARTS.iter().try_for_each(|part| node.wait_for_log(part, TIMEOUT))
 }
 
-fn wait_for_health(node: &mut TestNode, status: u16) -> Result<()> {
+pub(super) fn wait_for_health(node: &mut TestNode, status: u16) -> Result<()> {
     let get = GetRequest { url: HEALTHZ.into(), timeout: TIMEOUT };
     let mut look = || {
         let page = node.world.agent(Host::Node1).ok()?.get(get.clone()).ok()?.ok()?;
