@@ -228,7 +228,7 @@ mod tests {
             let choice = ModeChoice::new(flags, Environment::default(), Launcher::default()).expect("valid");
             let (events, received) = NodeEvents::channel();
             let outputs = Outputs::new(MINUTE, events);
-            let reload = Reload::new(&choice, Box::new(|_| {}), &outputs);
+            let reload = Reload::new(&choice, Arc::new(|_| {}), &outputs);
             Self { path, reload, outputs, events: received, _directory: directory }
         }
 

@@ -7,7 +7,7 @@ use proxy_userspace::{
     config::{Config, ObjectSource},
     dataplane::{Mode, ebpf, iptables, ipvs},
     kernel,
-    metrics::WatchedKind,
+    metrics::{Metrics, WatchedKind},
     model::WatchEvent,
     net::ProxyVariables,
     sync::{Inputs, Outputs, SyncSettings},
@@ -59,7 +59,7 @@ async fn objects(
         }
         ObjectSource::Api { kubeconfig, master } => {
             let (kubeconfig, master) = (kubeconfig.as_deref(), master.as_deref());
-            let client = watch::kube_client(kubeconfig, master, &proxies, &count_requests(&metrics)).await?;
+            let client = watch::kube_client(kubeconfig, master, &proxies, &count_requests(&outputs.metrics)).await?;
             let source = ApiSource::new(client.clone(), &*config.model.node_name);
             // Only the nftables mode has rules about Service CIDRs.
             let needs_cidrs = config.mode == Mode::Nftables;
