@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{SyncError, SyncLoop, schedule::MAX_RETRY};
+use super::{SyncError, SyncLoop};
 use crate::{
     causes::with_causes,
     dataplane::{FailureScope, RenderError},
@@ -64,8 +64,7 @@ impl SyncLoop {
         }
         let is_first = !self.outputs.health.is_programmed();
         let RenderError::Apply { operations, .. } = error else { return };
-        // What is left out rarely fits soon. Removals bring the retry forward.
-        let retry_in = self.schedule.partly_failed(started, extent, nothing_dirty, Duration::MAX);
+        let retry_in = self.schedule.partly_failed(started, extent, nothing_dirty, true);
         let error = with_causes(error);
         tracing::debug!(error, ?retry_in, "service ports are left out");
         self.outputs.status.task_failed(SyncTask::Program, error);
@@ -127,7 +126,7 @@ impl SyncLoop {
         }
         self.failure.events.failed(started, &message, &self.outputs.events);
         let retry_in = if scope.is_limited() {
-            self.schedule.partly_failed(started, extent, nothing_dirty, MAX_RETRY)
+            self.schedule.partly_failed(started, extent, nothing_dirty, false)
         } else {
             self.schedule.failed(started)
         };

@@ -16,6 +16,7 @@ mod no_local_endpoints;
 mod node_wait;
 mod report;
 mod schedule;
+mod takeover_stage;
 
 #[cfg(test)]
 mod tests;
@@ -28,11 +29,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use self::node_wait::PodCidrsError;
 use self::{
     conflicts::Conflicts, failure::Failure, left_out_ports::LeftOutPorts,
     no_local_endpoints::NoLocalEndpoints, node_wait::NodeWait, report::unix_now, schedule::Schedule,
 };
+pub use self::{node_wait::PodCidrsError, takeover_stage::TakeoverStage};
 use crate::{
     causes::with_causes,
     dataplane::{FailureScope, Mode, RenderError, Renderer},
@@ -136,26 +137,6 @@ impl Outputs {
         }
     }
 }
-
-/// The stage that takes over from another mode, proxy or process, once all Services are served. The
-/// loop calls both methods after each successful full sync. `()` takes over nothing.
-pub trait TakeoverStage: Send {
-    /// Returns true if the takeover must wait while service ports are left out, because the others
-    /// may serve these.
-    fn waits_for_every_service(&self, _backstop: Option<Mode>) -> bool {
-        false
-    }
-
-    /// Takes over connections. Called before stale UDP entries are deleted: connections to removed
-    /// endpoints must not continue.
-    fn take_over_connections(&mut self) {}
-
-    /// Removes what the others wrote into the kernel, except the rules of the mode `backstop`.
-    /// Called after stale UDP entries are deleted.
-    fn remove_others(&mut self, _backstop: Option<Mode>) {}
-}
-
-impl TakeoverStage for () {}
 
 /// The sync loop with its model and its dataplane.
 pub struct SyncLoop {
@@ -398,27 +379,6 @@ impl SyncLoop {
                     );
                 }
             }
-        }
-    }
-
-    fn succeeded(&mut self, started: Instant, extent: SyncExtent, dirty: &Dirty, operations: usize) {
-        let now = Instant::now();
-        let took = now - started;
-        let has_recovered = self.may_end_failure(extent) && self.end_failure();
-        let is_first = !self.outputs.health.is_programmed();
-        self.schedule.succeeded(started, extent, dirty.is_empty());
-        self.report(extent, took, operations);
-        if has_recovered {
-            tracing::info!("programming the kernel works again: all Services are served");
-        } else if extent == SyncExtent::Full && !is_first && dirty.is_empty() && operations > 0 {
-            self.outputs.metrics.drift_repaired(operations);
-            tracing::warn!(
-                operations,
-                "somebody else changed what shunt wrote into the kernel; shunt has repaired it"
-            );
-        }
-        if operations > 0 || is_first {
-            self.log_sync(now, took, operations);
         }
     }
 }

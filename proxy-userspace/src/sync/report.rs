@@ -8,13 +8,41 @@ use super::{Outputs, SyncLoop};
 use crate::{
     health::{HealthChecks, ListenOn, NodeObject},
     metrics::SyncExtent,
-    model::{IpFamily, UnixNanos},
+    model::{Dirty, IpFamily, UnixNanos},
 };
 
 /// Syncs that follow each other faster are logged at level debug.
 const FREQUENT: Duration = Duration::from_secs(1);
 
 impl SyncLoop {
+    /// Records and reports a sync that succeeded.
+    pub(super) fn succeeded(
+        &mut self,
+        started: Instant,
+        extent: SyncExtent,
+        dirty: &Dirty,
+        operations: usize,
+    ) {
+        let now = Instant::now();
+        let took = now - started;
+        let has_recovered = self.may_end_failure(extent) && self.end_failure();
+        let is_first = !self.outputs.health.is_programmed();
+        self.schedule.succeeded(started, extent, dirty.is_empty());
+        self.report(extent, took, operations);
+        if has_recovered {
+            tracing::info!("programming the kernel works again: all Services are served");
+        } else if extent == SyncExtent::Full && !is_first && dirty.is_empty() && operations > 0 {
+            self.outputs.metrics.drift_repaired(operations);
+            tracing::warn!(
+                operations,
+                "somebody else changed what shunt wrote into the kernel; shunt has repaired it"
+            );
+        }
+        if operations > 0 || is_first {
+            self.log_sync(now, took, operations);
+        }
+    }
+
     /// Reports a successful sync of all families that do not fail.
     pub(super) fn report(&mut self, extent: SyncExtent, took: Duration, operations: usize) {
         let now = unix_now();

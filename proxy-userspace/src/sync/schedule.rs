@@ -13,7 +13,7 @@ const BURST: u32 = 2;
 /// The first pause after a failure. Each further pause is twice as long.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// The longest pause after a failure, unless `syncPeriod` is shorter.
-pub(super) const MAX_RETRY: Duration = Duration::from_secs(10);
+const MAX_RETRY: Duration = Duration::from_secs(10);
 /// The least time between two full syncs because removals may have made room for a part that failed.
 const MIN_ROOM_PERIOD: Duration = Duration::from_secs(1);
 /// The least time between two full syncs that drift causes.
@@ -41,6 +41,8 @@ pub(super) struct Schedule {
     /// A part failed and the kernel has everything else. Changes to the rest are made as usual, and
     /// the retry is a full sync beside them.
     partial: bool,
+    /// The part is only service ports that are left out.
+    only_ports: bool,
 }
 
 impl Schedule {
@@ -55,6 +57,7 @@ impl Schedule {
             retry_at: None,
             retry_new_at: None,
             partial: false,
+            only_ports: false,
         }
     }
 
@@ -132,6 +135,7 @@ impl Schedule {
             self.retry_at = None;
             self.retry_new_at = None;
             self.partial = false;
+            self.only_ports = false;
         }
         self.ran(started, extent, nothing_dirty);
     }
@@ -156,7 +160,7 @@ impl Schedule {
 
     /// Records a sync that failed. Returns the time to the next full sync.
     pub(super) fn failed(&mut self, started: Instant) -> Duration {
-        self.partial = false;
+        (self.partial, self.only_ports) = (false, false);
         self.queued = false;
         let pause = self.next_pause(MAX_RETRY);
         self.retry_at = Some(started + pause);
@@ -165,23 +169,29 @@ impl Schedule {
     }
 
     /// Records a sync of which only a part failed. It counts as a sync in every other respect.
-    /// `longest` limits the time to the next attempt, which is a full sync. Returns that time.
+    /// Returns the time to the next attempt, which is a full sync.
     pub(super) fn partly_failed(
         &mut self,
         started: Instant,
         extent: SyncExtent,
         nothing_dirty: bool,
-        longest: Duration,
+        only_ports: bool,
     ) -> Duration {
         self.queued = false;
         self.ran(started, extent, nothing_dirty);
-        let is_retry = extent == SyncExtent::Full || !self.partial;
-        self.partial = true;
+        let is_worse = self.only_ports && !only_ports;
+        let is_retry = extent == SyncExtent::Full || !self.partial || is_worse;
+        (self.partial, self.only_ports) = (true, only_ports);
         if let (Some(retry_at), false) = (self.retry_at, is_retry) {
             // Changes that come all the time must not defer the retry.
             return retry_at.saturating_duration_since(started);
         }
-        let pause = self.next_pause(longest);
+        if is_worse {
+            // A family or the node must not wait as long as a service port that does not fit.
+            self.failures = 0;
+        }
+        // What is left out rarely fits soon. Removals bring the retry forward.
+        let pause = self.next_pause(if only_ports { Duration::MAX } else { MAX_RETRY });
         self.retry_at = Some(started + pause);
         pause
     }
@@ -272,6 +282,19 @@ mod tests {
         assert_eq!(schedule.due(start), None, "the rate is limited");
         assert_eq!(schedule.wake_at(), Some(start + FIRST_RETRY));
         assert_eq!(schedule.due(start + FIRST_RETRY), Some(SyncExtent::Full));
+    }
+
+    #[test]
+    fn a_failing_family_does_not_wait_as_long_as_a_left_out_service_port() {
+        let start = Instant::now();
+        let mut schedule = schedule();
+        let mut fail = |extent, only_ports| schedule.partly_failed(start, extent, false, only_ports);
+        let pauses: Vec<_> = (0..20).map(|_| fail(SyncExtent::Full, true)).collect();
+        assert!(pauses[19] >= (30 * SECOND).mul_f64(0.79), "{pauses:?}");
+        assert_eq!(fail(SyncExtent::Partial, true), pauses[19], "the retry is not deferred");
+        assert!(fail(SyncExtent::Partial, false) <= FIRST_RETRY);
+        assert!(fail(SyncExtent::Full, false) <= 2 * FIRST_RETRY);
+        assert_eq!(schedule.due(start + 2 * FIRST_RETRY), Some(SyncExtent::Full));
     }
 
     #[test]
