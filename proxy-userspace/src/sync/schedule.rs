@@ -40,9 +40,16 @@ pub(super) struct Schedule {
     retry_new_at: Option<Instant>,
     /// A part failed and the kernel has everything else. Changes to the rest are made as usual, and
     /// the retry is a full sync beside them.
-    partial: bool,
-    /// The part is only service ports that are left out.
-    only_ports: bool,
+    partial: Option<FailedPart>,
+}
+
+/// What failed while the kernel has everything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FailedPart {
+    /// Only service ports, which are left out.
+    ServicePorts,
+    /// A family, or a part of the node.
+    More,
 }
 
 impl Schedule {
@@ -56,8 +63,7 @@ impl Schedule {
             failures: 0,
             retry_at: None,
             retry_new_at: None,
-            partial: false,
-            only_ports: false,
+            partial: None,
         }
     }
 
@@ -91,7 +97,7 @@ impl Schedule {
 
     /// When to check again if nothing else happens.
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        if self.retry_at.is_some() && !self.partial {
+        if self.retry_at.is_some() && self.partial.is_none() {
             let new = self.retry_new_at.filter(|_| self.queued);
             return self.retry_at.into_iter().chain(new).min();
         }
@@ -116,7 +122,7 @@ impl Schedule {
             if passed(retry_at) {
                 return Some(SyncExtent::Full);
             }
-            if !self.partial {
+            if self.partial.is_none() {
                 let may_try = self.queued && self.retry_new_at.is_none_or(passed);
                 return may_try.then_some(SyncExtent::Full);
             }
@@ -130,12 +136,11 @@ impl Schedule {
     /// Records a sync that succeeded. With `nothing_dirty` it did not change the kernel.
     pub(super) fn succeeded(&mut self, started: Instant, extent: SyncExtent, nothing_dirty: bool) {
         self.queued = false;
-        if extent == SyncExtent::Full || !self.partial {
+        if extent == SyncExtent::Full || self.partial.is_none() {
             self.failures = 0;
             self.retry_at = None;
             self.retry_new_at = None;
-            self.partial = false;
-            self.only_ports = false;
+            self.partial = None;
         }
         self.ran(started, extent, nothing_dirty);
     }
@@ -155,12 +160,12 @@ impl Schedule {
 
     /// Returns true while a part fails and the kernel has everything else.
     pub(super) fn is_partial(&self) -> bool {
-        self.partial
+        self.partial.is_some()
     }
 
     /// Records a sync that failed. Returns the time to the next full sync.
     pub(super) fn failed(&mut self, started: Instant) -> Duration {
-        (self.partial, self.only_ports) = (false, false);
+        self.partial = None;
         self.queued = false;
         let pause = self.next_pause(MAX_RETRY);
         self.retry_at = Some(started + pause);
@@ -179,9 +184,9 @@ impl Schedule {
     ) -> Duration {
         self.queued = false;
         self.ran(started, extent, nothing_dirty);
-        let is_worse = self.only_ports && !only_ports;
-        let is_retry = extent == SyncExtent::Full || !self.partial || is_worse;
-        (self.partial, self.only_ports) = (true, only_ports);
+        let is_worse = self.partial == Some(FailedPart::ServicePorts) && !only_ports;
+        let is_retry = extent == SyncExtent::Full || self.partial.is_none() || is_worse;
+        self.partial = Some(if only_ports { FailedPart::ServicePorts } else { FailedPart::More });
         if let (Some(retry_at), false) = (self.retry_at, is_retry) {
             // Changes that come all the time must not defer the retry.
             return retry_at.saturating_duration_since(started);
