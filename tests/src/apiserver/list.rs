@@ -29,8 +29,13 @@ impl ContinueToken {
     }
 }
 
-/// Answers a list request.
-pub(super) fn answer(store: &Store, resource: &'static Resource, query: &Query) -> Response {
+/// Answers a list request. Without `has_cache`, a list from version 0 has pages too.
+pub(super) fn answer(store: &Store, resource: &'static Resource, query: &Query, has_cache: bool) -> Response {
+    let least: u64 =
+        query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or_default();
+    if least > store.version() {
+        return responses::failure(&responses::too_large(least, store.version()));
+    }
     let from = match query.get("continue").filter(|token| !token.is_empty()).map(ContinueToken::decode) {
         None => ContinueToken { version: store.version(), start: String::new() },
         Some(Ok(from)) => from,
@@ -42,12 +47,20 @@ pub(super) fn answer(store: &Store, resource: &'static Resource, query: &Query) 
     if from.version < store.compacted() {
         return responses::failure(&responses::continue_expired());
     }
-    responses::whole(StatusCode::OK, &page(store, resource, query, &from))
+    responses::whole(StatusCode::OK, &page(store, resource, query, &from, has_cache))
 }
 
-fn page(store: &Store, resource: &'static Resource, query: &Query, from: &ContinueToken) -> Value {
+fn page(
+    store: &Store,
+    resource: &'static Resource,
+    query: &Query,
+    from: &ContinueToken,
+    has_cache: bool,
+) -> Value {
     let selectors = query.selectors();
     let limit = query.get("limit").and_then(|limit| limit.parse().ok()).filter(|limit| *limit > 0);
+    // The cache ignores the limit (`shouldDelegateList` in `storage/cacher`).
+    let limit = limit.filter(|_| !has_cache || query.get("resourceVersion") != Some("0"));
     let objects = store.list(resource.plural, from.version);
     let mut rest = objects.range(from.start.clone()..).filter(|(_, object)| selectors.matches(object));
     let items: Vec<_> = rest.by_ref().take(limit.unwrap_or(usize::MAX)).collect();

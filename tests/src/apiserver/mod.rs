@@ -16,7 +16,10 @@ use std::{
     collections::BTreeMap,
     io,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -71,6 +74,7 @@ struct Shared {
     changed: channel::Sender<u64>,
     interruptions: broadcast::Sender<Interruption>,
     down: channel::Sender<bool>,
+    has_no_cache: AtomicBool,
 }
 
 /// A request that the server received.
@@ -124,6 +128,7 @@ impl ApiServer {
             changed: channel::Sender::new(0),
             interruptions: broadcast::Sender::new(16),
             down: channel::Sender::new(false),
+            has_no_cache: AtomicBool::new(false),
         });
         let address = listener.local_addr().context("local address")?;
         let serving = Some(serve(listener, Arc::clone(&shared)));
@@ -165,6 +170,11 @@ impl ApiServer {
     /// Deletes all history, so that older versions and continue tokens have expired.
     pub fn compact(&self) {
         self.shared.store().compact();
+    }
+
+    /// Answers lists by pages from now on, as a server with `--watch-cache=false` does.
+    pub fn disable_cache(&self) {
+        self.shared.has_no_cache.store(true, Ordering::Relaxed);
     }
 
     /// Injects a fault into the next `times` requests for this resource (None: all) and verb (None:
@@ -345,7 +355,10 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query)
             let body = stream::once(async { silence.await.map(|()| bytes::Bytes::new()) });
             responses::stream(StatusCode::OK, Body::from_stream(body))
         }
-        _ => list::answer(&shared.store(), resource, query),
+        _ => {
+            let has_cache = !shared.has_no_cache.load(Ordering::Relaxed);
+            list::answer(&shared.store(), resource, query, has_cache)
+        }
     }
 }
 

@@ -74,6 +74,17 @@ pub(super) fn continue_expired() -> Value {
     status(410, "Expired", message)
 }
 
+/// Returns the answer to a list that must not be older than a version in the future.
+pub(super) fn too_large(version: u64, current: u64) -> Value {
+    let message = format!("Timeout: Too large resource version: {version}, current: {current}");
+    let mut body = status(504, "Timeout", &message);
+    body["details"] = json!({
+        "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
+        "retryAfterSeconds": 1,
+    });
+    body
+}
+
 /// Returns the `ERROR` event of a watch that asks for compacted history.
 pub(super) fn too_old(version: u64, compacted: u64) -> Value {
     status(410, "Expired", format!("too old resource version: {version} ({compacted})"))

@@ -58,6 +58,10 @@ pub(super) fn answer(
     }
     let (out, lines) = mpsc::channel(64);
     let from: u64 = query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or_default();
+    let current = shared.store().version();
+    if streaming && from > current {
+        return responses::failure(&responses::too_large(from, current));
+    }
     let watch = Watch {
         shared: Arc::clone(shared),
         resource,
@@ -131,7 +135,7 @@ impl Watch {
     async fn begin(&mut self, streaming: bool) -> Result<(), WatchEnded> {
         let (lines, version) = {
             let store = self.shared.store();
-            if self.version > 0 && self.version < store.compacted() {
+            if !streaming && self.version > 0 && self.version < store.compacted() {
                 let expired = responses::too_old(self.version, store.compacted());
                 (Err(responses::event("ERROR", &expired)), 0)
             } else if streaming || self.version == 0 {

@@ -2,6 +2,7 @@
 //! misbehave.
 
 mod http_proxies;
+mod lists;
 mod proxy_server;
 mod scene;
 mod service_cidrs;
@@ -18,9 +19,7 @@ use serde_json::json;
 use shunt_tests::apiserver::{Fault, Interruption, Request, Verb, WrongVersion};
 use tokio::{sync::mpsc, time::timeout};
 
-use self::scene::{
-    DEADLINE, Scene, labelled, many_services, node, objects, patient, quick, server_with, service, slice,
-};
+use self::scene::{DEADLINE, Scene, labelled, node, objects, patient, quick, server_with, service, slice};
 
 const SERVICES: Option<&str> = Some("services");
 
@@ -73,32 +72,6 @@ async fn requests_carry_the_selectors() -> Result<()> {
     // A Service that gets another proxy's label is deleted for this one.
     scene.server.put(labelled(service("web", 80), "service.kubernetes.io/service-proxy-name"))?;
     scene.until(|scene| scene.services.is_empty()).await
-}
-
-#[tokio::test]
-async fn server_that_refuses_streaming_is_listed_by_pages() -> Result<()> {
-    let server = server_with(&many_services(1203)).await?;
-    server.inject_fault(None, Some(Verb::WatchList), Fault::RefuseStreaming, usize::MAX);
-    let mut scene = Scene::watching(server, patient()).await?;
-    scene.synced().await?;
-    assert_eq!(scene.services.len(), 1203);
-    let pages = scene.requests("services", Verb::List);
-    assert_eq!(pages.len(), 3);
-    assert!(pages.iter().all(|page| page.query.get("limit") == Some("500")));
-    assert_eq!(pages.iter().filter(|page| page.query.get("continue").is_some()).count(), 2);
-    scene.server.put(service("s0000", 81))?;
-    scene.port("s0000", 81).await
-}
-
-#[tokio::test]
-async fn server_without_streaming_is_listed_by_pages() -> Result<()> {
-    let server = server_with(&objects()).await?;
-    server.inject_fault(None, Some(Verb::WatchList), Fault::IgnoreStreaming, usize::MAX);
-    let mut scene = Scene::watching(server, quick()).await?;
-    scene.synced().await?;
-    assert_eq!(scene.port_of("web"), Some(80));
-    assert_eq!(scene.service_log(0), ["services = web"]);
-    Ok(())
 }
 
 #[tokio::test]
@@ -157,24 +130,6 @@ async fn version_before_compaction_leads_to_a_new_list() -> Result<()> {
     scene.server.up().await?;
     scene.port("web", 81).await?;
     assert_eq!(scene.service_log(1), ["services = web"]);
-    Ok(())
-}
-
-#[tokio::test]
-async fn expired_continue_tokens_restart_the_list_and_then_drop_pages() -> Result<()> {
-    for (expirations, requests) in [(1, 4), (2, 5)] {
-        let server = server_with(&many_services(700)).await?;
-        server.inject_fault(None, Some(Verb::WatchList), Fault::RefuseStreaming, usize::MAX);
-        server.inject_fault(SERVICES, Some(Verb::List), Fault::ExpireContinue, expirations);
-        let mut scene = Scene::watching(server, patient()).await?;
-        scene.synced().await?;
-        assert_eq!((scene.services.len(), scene.service_log(0).len()), (700, 1));
-        let lists = scene.requests("services", Verb::List);
-        assert_eq!(lists.len(), requests);
-        let last = lists.last().context("a list")?;
-        assert_eq!(last.query.get("limit"), (expirations == 1).then_some("500"));
-        assert_eq!(scene.status.borrow().services.last_error, None);
-    }
     Ok(())
 }
 

@@ -25,6 +25,7 @@ pub(crate) fn quick() -> Timing {
         response: Duration::from_millis(500),
         idle: Duration::from_millis(400),
         settled: Duration::from_millis(100),
+        streaming_retry: DEADLINE,
         first_retry: Duration::from_millis(10),
         last_retry: Duration::from_millis(100),
     }

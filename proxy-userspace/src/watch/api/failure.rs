@@ -27,6 +27,8 @@ pub(super) enum FailureClass {
     Forbidden,
     /// HTTP 410: the resource version or continue token is too old.
     Expired,
+    /// The requested resource version is higher than the server's.
+    TooNew,
     /// The resource version is lower than one before: the server lost data.
     OlderData,
     /// Any other error status.
@@ -51,6 +53,7 @@ impl fmt::Display for FailureClass {
             Self::Unauthorized => f.write_str("the API server rejects the credentials (401)"),
             Self::Forbidden => f.write_str("the credentials do not permit list and watch (403)"),
             Self::Expired => f.write_str("the requested resource version has expired (410)"),
+            Self::TooNew => f.write_str("the API server does not have the requested resource version yet"),
             Self::OlderData => f.write_str("the API server returns older data than before"),
             Self::Status(code) => write!(f, "the API server returned an error ({code})"),
             Self::Invalid => f.write_str("cannot decode the response of the API server"),
@@ -86,6 +89,8 @@ impl Failure {
             401 => FailureClass::Unauthorized,
             403 => FailureClass::Forbidden,
             410 => FailureClass::Expired,
+            // Not all servers name the cause `ResourceVersionTooLarge` in the details.
+            504 if message.contains("Too large resource version") => FailureClass::TooNew,
             code => FailureClass::Status(code),
         };
         Self::new(class, message)
@@ -103,7 +108,10 @@ impl Failure {
     pub(super) fn invalidates_version(&self) -> bool {
         use FailureClass as Class;
         // A server answers 400 or 422 to a version that is not a number.
-        matches!(self.class, Class::Expired | Class::Invalid | Class::OlderData | Class::Status(400 | 422))
+        matches!(
+            self.class,
+            Class::Expired | Class::TooNew | Class::Invalid | Class::OlderData | Class::Status(400 | 422)
+        )
     }
 
     /// Returns true if a server that does not stream lists answers like this to the request for

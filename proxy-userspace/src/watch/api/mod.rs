@@ -47,8 +47,11 @@ pub struct Timing {
     /// The limit between two lines of a watch. The server sends a bookmark about every minute.
     /// After the limit, the next watch continues from the last version.
     pub idle: Duration,
-    /// After a watch was up for this long, the next retry waits for the shortest time again.
+    /// After a watch was up for this long, the next one follows without a pause, and the next retry
+    /// waits for the shortest time again.
     pub settled: Duration,
+    /// How long lists are not streamed from a server that refused to.
+    pub streaming_retry: Duration,
     /// The pause before the first retry. It doubles with each retry, and grows by a random part of
     /// itself.
     pub first_retry: Duration,
@@ -62,7 +65,9 @@ impl Default for Timing {
             response: Duration::from_mins(1),
             idle: Duration::from_secs(150),
             settled: Duration::from_secs(10),
-            first_retry: Duration::from_millis(250),
+            streaming_retry: Duration::from_mins(10),
+            // client-go's. A watch that ends as expected does not wait.
+            first_retry: Duration::from_millis(800),
             last_retry: Duration::from_secs(30),
         }
     }

@@ -14,7 +14,7 @@ use super::{
     backoff::Backoff,
     failure::{Failure, FailureClass},
     report::Reporter,
-    request::{self, PAGE_SIZE, Selectors},
+    request::{self, Freshness, PAGE_SIZE, Selectors},
     response::{self, Line, Response},
     wire::{Bookmark, Event, Page, Status},
 };
@@ -23,9 +23,6 @@ use crate::{
     watch::decode::{self, Kind},
 };
 
-/// How often a list is attempted while its continue token expires. The last attempt requests all
-/// objects in one page.
-const LIST_ATTEMPTS: u32 = 3;
 /// The least duration of a watch that is requested, in seconds. The duration is up to twice as
 /// long, like client-go's 5 to 10 minutes.
 const WATCH_SECONDS: u32 = 300;
@@ -40,8 +37,12 @@ pub(super) struct Reflector<K> {
     backoff: Backoff,
     /// The resource version that the next watch starts from; none if a list must come first.
     version: Option<String>,
-    /// The server streams lists, as far as known.
-    is_streaming: bool,
+    /// How new the next list must be.
+    freshness: Freshness,
+    /// The server sends lists by pages, although its cache could send them whole.
+    has_pages: bool,
+    /// When the server refused to stream a list.
+    refused_streaming: Option<Instant>,
     /// The server may not have the kind, or not permit to read it.
     is_optional: bool,
     kind: std::marker::PhantomData<fn() -> K>,
@@ -52,7 +53,9 @@ enum End {
     /// The receiver is gone.
     ReceiverGone,
     /// The server ended the watch, which it does every few minutes, or sent nothing for too long.
-    WatchOver,
+    WatchOver {
+        is_settled: bool,
+    },
     /// The server does not stream lists.
     NotStreaming(String),
     Failed(Failure),
@@ -83,7 +86,9 @@ impl<K: Kind> Reflector<K> {
             reporter,
             backoff: Backoff::new(timing),
             version: None,
-            is_streaming: true,
+            freshness: Freshness::Any,
+            has_pages: false,
+            refused_streaming: None,
             is_optional: false,
             kind: std::marker::PhantomData,
         }
@@ -105,16 +110,20 @@ impl<K: Kind> Reflector<K> {
             };
             match end {
                 End::ReceiverGone => return,
-                End::WatchOver => debug!(resource = K::PLURAL, "the watch is over; starting the next one"),
+                End::WatchOver { is_settled } => {
+                    debug!(resource = K::PLURAL, "the watch is over; starting the next one");
+                    if is_settled {
+                        continue;
+                    }
+                }
                 End::NotStreaming(why) => {
-                    info!(resource = K::PLURAL, "the server does not stream lists; listing by pages: {why}");
-                    self.is_streaming = false;
+                    if self.refused_streaming.replace(Instant::now()).is_none() {
+                        info!(resource = K::PLURAL, "the server does not stream lists: {why}");
+                    }
                     continue;
                 }
                 End::Failed(failure) => {
-                    if failure.invalidates_version() {
-                        self.version = None;
-                    }
+                    self.choose_next_request(&failure);
                     if self.is_optional && failure.class.is_unavailable() {
                         self.reporter.unavailable(&failure);
                     } else {
@@ -129,33 +138,54 @@ impl<K: Kind> Reflector<K> {
         }
     }
 
+    /// Decides whether a list must follow a failure, and how new it must be. client-go decides alike
+    /// (`relistResourceVersion`, `rewatchResourceVersion`).
+    fn choose_next_request(&mut self, failure: &Failure) {
+        if !failure.invalidates_version() {
+            return;
+        }
+        // The cache has everything after an expired version, and so no server reads from etcd.
+        self.freshness = match self.version.take() {
+            Some(version) if failure.class == FailureClass::Expired => Freshness::NotOlderThan(version),
+            _ => Freshness::Newest,
+        };
+    }
+
+    fn streams_lists(&self) -> bool {
+        self.refused_streaming.is_none_or(|refused| refused.elapsed() >= self.timing.streaming_retry)
+    }
+
     async fn list_and_watch(&mut self) -> End {
         if self.version.is_none()
-            && !self.is_streaming
+            && !self.streams_lists()
             && let Err(end) = self.list().await
         {
             return end;
         }
-        self.watch().await.err().unwrap_or(End::WatchOver)
+        match self.watch().await {
+            Ok(is_settled) => End::WatchOver { is_settled },
+            Err(end) => end,
+        }
     }
 
+    /// Lists with the parameters of client-go's reflector. With a limit and [`Freshness::Any`], a
+    /// server that has a cache answers from it, without pages.
     async fn list(&mut self) -> Result<(), End> {
-        for attempt in 1..LIST_ATTEMPTS {
-            match self.list_pages(Some(PAGE_SIZE)).await {
-                Err(End::Failed(failure)) if failure.class == FailureClass::Expired => {
-                    debug!(resource = K::PLURAL, attempt, "the list expired between two pages: {failure}");
-                }
-                result => return result,
+        let from_cache = matches!(self.freshness, Freshness::NotOlderThan(_)) && !self.has_pages;
+        let limit = (!from_cache).then_some(PAGE_SIZE);
+        match self.list_pages(limit).await {
+            Err(End::Failed(failure)) if failure.class == FailureClass::Expired && limit.is_some() => {
+                debug!(resource = K::PLURAL, "the list expired between two pages: {failure}");
+                self.list_pages(None).await
             }
+            result => result,
         }
-        self.list_pages(None).await
     }
 
     async fn list_pages(&mut self, limit: Option<u32>) -> Result<(), End> {
         let mut objects = BTreeMap::new();
-        let mut token = None;
+        let mut request = request::list::<K>(&self.selectors, &self.freshness, limit)?;
         loop {
-            let request = request::list::<K>(&self.selectors, limit, token.as_deref());
             let response = response::send(&self.client, request, self.timing.response).await?;
             let body = response.read_to_end(self.timing.response).await?;
             let page: Page<'_> = serde_json::from_slice(&body).map_err(Failure::invalid)?;
@@ -164,17 +194,19 @@ impl<K: Kind> Reflector<K> {
                     delta.apply_to(&mut objects, K::key);
                 }
             }
-            token = page.metadata.continue_token.filter(|token| !token.is_empty());
-            if token.is_none() {
+            let Some(token) = page.metadata.continue_token.filter(|token| !token.is_empty()) else {
                 return self.replace(objects, page.metadata.resource_version).await;
-            }
+            };
+            self.has_pages |= self.freshness == Freshness::Any;
+            request = request::next_page::<K>(&self.selectors, limit, &token)?;
         }
     }
 
-    /// Watches from the last version. Without one, streams the list first.
-    async fn watch(&mut self) -> Result<(), End> {
+    /// Watches from the last version. Without one, streams the list first. Returns true if the watch
+    /// was up for a while.
+    async fn watch(&mut self) -> Result<bool, End> {
         let mut initial: InitialObjects<K> = self.version.is_none().then(BTreeMap::new);
-        let mut response = self.open(initial.is_some()).await?;
+        let mut response = self.open().await?;
         let opened = Instant::now();
         let mut is_settled = false;
         let mut lines = 0_u64;
@@ -195,8 +227,8 @@ impl<K: Kind> Reflector<K> {
                 Ok(Line::Timeout) if initial.is_some() => {
                     return Err(End::NotStreaming(format!("no end of the initial objects in {limit:?}")));
                 }
-                Ok(Line::Timeout) => return Ok(()),
-                Ok(Line::End) if has_worked => return Ok(()),
+                Ok(Line::Timeout) => return Ok(is_settled),
+                Ok(Line::End) if has_worked => return Ok(is_settled),
                 Ok(Line::End) => {
                     let missing =
                         if initial.is_some() { "the end of the initial objects" } else { "any line" };
@@ -205,7 +237,7 @@ impl<K: Kind> Reflector<K> {
                 }
                 Err(failure) if has_worked => {
                     debug!(resource = K::PLURAL, "{failure}");
-                    return Ok(());
+                    return Ok(is_settled);
                 }
                 Err(failure) => return Err(failure.into()),
             }
@@ -213,12 +245,15 @@ impl<K: Kind> Reflector<K> {
         }
     }
 
-    async fn open(&mut self, is_initial: bool) -> Result<Response, End> {
+    async fn open(&mut self) -> Result<Response, End> {
         // The watches of many nodes must not end at the same moment.
         let seconds = WATCH_SECONDS + fastrand::u32(..WATCH_SECONDS);
-        let request = request::watch::<K>(&self.selectors, self.version.as_deref(), seconds);
-        response::send(&self.client, request, self.timing.response).await.map_err(|failure| {
-            if is_initial && failure.refuses_streaming() {
+        let request = match &self.version {
+            Some(version) => request::watch::<K>(&self.selectors, version, seconds),
+            None => request::streaming_list::<K>(&self.selectors, &self.freshness, seconds),
+        };
+        response::send(&self.client, request?, self.timing.response).await.map_err(|failure| {
+            if self.version.is_none() && failure.refuses_streaming() {
                 End::NotStreaming(failure.message)
             } else {
                 End::Failed(failure)
@@ -286,7 +321,10 @@ impl<K: Kind> Reflector<K> {
         let metadata = bookmark.metadata;
         let is_end = metadata.annotations.is_some_and(|annotations| annotations.initial_events_end.is_some());
         match initial.take_if(|_| is_end) {
-            Some(objects) => self.replace(objects, metadata.resource_version).await,
+            Some(objects) => {
+                self.refused_streaming = None;
+                self.replace(objects, metadata.resource_version).await
+            }
             // A server that streams lists sends no other bookmark before the end of the initial
             // objects.
             None if initial.is_some() => {

@@ -1,11 +1,17 @@
 //! The list and watch requests for one kind.
 
-use kube::api::{ListParams, Request, WatchParams};
+use http::header::ACCEPT;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
+use super::failure::Failure;
 use crate::watch::decode::Kind;
 
 /// client-go's page size.
 pub(super) const PAGE_SIZE: u32 = 500;
+
+/// The characters that Go's `url.QueryEscape` encodes. It writes a blank as `+`, but no query has
+/// one.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 /// Selects objects of a kind on the server.
 #[derive(Clone, Debug, Default)]
@@ -14,45 +20,160 @@ pub(super) struct Selectors {
     pub(super) fields: Option<String>,
 }
 
-pub(super) type HttpRequest = http::Request<Vec<u8>>;
-
-/// Requests one page of a list, or the whole list without a limit. The list is up to date: it does
-/// not come from a cache of the server.
-pub(super) fn list<K: Kind>(
-    selectors: &Selectors,
-    limit: Option<u32>,
-    token: Option<&str>,
-) -> Result<HttpRequest, kube::Error> {
-    let params = ListParams {
-        label_selector: selectors.labels.clone(),
-        field_selector: selectors.fields.clone(),
-        limit,
-        continue_token: token.map(str::to_owned),
-        ..ListParams::default()
-    };
-    Request::new(path::<K>()).list(&params).map_err(kube::Error::BuildRequest)
+/// How new the data of a list must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Freshness {
+    /// The server may answer from its cache, however old that is.
+    Any,
+    /// The server may answer from its cache, once that has at least this version.
+    NotOlderThan(String),
+    /// The newest data. Servers before 1.31 read them from etcd.
+    Newest,
 }
 
-/// Requests a watch that starts after `version`. Without a version, requests a streaming list
-/// (KEP-3157): the present objects, a bookmark that ends them, and then their changes.
+pub(super) type HttpRequest = http::Request<Vec<u8>>;
+
+/// Requests a list, or its first page if there is a limit.
+pub(super) fn list<K: Kind>(
+    selectors: &Selectors,
+    freshness: &Freshness,
+    limit: Option<u32>,
+) -> Result<HttpRequest, Failure> {
+    let version = match freshness {
+        Freshness::Any => Some("0"),
+        Freshness::NotOlderThan(version) => Some(&**version),
+        Freshness::Newest => None,
+    };
+    let limit = limit.map(|limit| limit.to_string());
+    get::<K>(selectors, &[("limit", limit.as_deref()), ("resourceVersion", version)])
+}
+
+/// Requests a further page of a list. The server refuses a resource version here.
+pub(super) fn next_page<K: Kind>(
+    selectors: &Selectors,
+    limit: Option<u32>,
+    token: &str,
+) -> Result<HttpRequest, Failure> {
+    let limit = limit.map(|limit| limit.to_string());
+    get::<K>(selectors, &[("continue", Some(token)), ("limit", limit.as_deref())])
+}
+
+/// Requests a watch of at most `seconds` that starts after `version`.
 pub(super) fn watch<K: Kind>(
     selectors: &Selectors,
-    version: Option<&str>,
+    version: &str,
     seconds: u32,
-) -> Result<HttpRequest, kube::Error> {
-    let params = WatchParams {
-        label_selector: selectors.labels.clone(),
-        field_selector: selectors.fields.clone(),
-        timeout: Some(seconds),
-        bookmarks: true,
-        send_initial_events: version.is_none(),
+) -> Result<HttpRequest, Failure> {
+    let seconds = seconds.to_string();
+    get::<K>(
+        selectors,
+        &[
+            ("allowWatchBookmarks", Some("true")),
+            ("resourceVersion", Some(version)),
+            ("timeoutSeconds", Some(&seconds)),
+            ("watch", Some("true")),
+        ],
+    )
+}
+
+/// Requests a streaming list (KEP-3157): the present objects, a bookmark that ends them, and then
+/// their changes. The server answers from its cache, once that is fresh enough.
+pub(super) fn streaming_list<K: Kind>(
+    selectors: &Selectors,
+    freshness: &Freshness,
+    seconds: u32,
+) -> Result<HttpRequest, Failure> {
+    let seconds = seconds.to_string();
+    let version = match freshness {
+        Freshness::NotOlderThan(version) => Some(&**version),
+        Freshness::Any | Freshness::Newest => None,
     };
-    Request::new(path::<K>()).watch(&params, version.unwrap_or_default()).map_err(kube::Error::BuildRequest)
+    get::<K>(
+        selectors,
+        &[
+            ("allowWatchBookmarks", Some("true")),
+            ("resourceVersion", version),
+            ("resourceVersionMatch", Some("NotOlderThan")),
+            ("sendInitialEvents", Some("true")),
+            ("timeoutSeconds", Some(&seconds)),
+            ("watch", Some("true")),
+        ],
+    )
+}
+
+/// Builds a request with these parameters and the selectors, sorted as client-go does.
+fn get<K: Kind>(selectors: &Selectors, parameters: &[(&str, Option<&str>)]) -> Result<HttpRequest, Failure> {
+    let selectors =
+        [("fieldSelector", selectors.fields.as_deref()), ("labelSelector", selectors.labels.as_deref())];
+    let parameters = parameters.iter().chain(&selectors);
+    let mut parameters: Vec<_> = parameters.filter_map(|(name, value)| Some((*name, (*value)?))).collect();
+    parameters.sort_unstable();
+    let mut target = path::<K>();
+    for (index, (name, value)) in parameters.into_iter().enumerate() {
+        target.push(if index == 0 { '?' } else { '&' });
+        target.push_str(name);
+        target.push('=');
+        target.extend(utf8_percent_encode(value, ESCAPED));
+    }
+    http::Request::get(target).header(ACCEPT, "application/json").body(Vec::new()).map_err(Failure::invalid)
 }
 
 fn path<K: Kind>() -> String {
     match K::GROUP {
         "" => format!("/api/{}/{}", K::VERSION, K::PLURAL),
         group => format!("/apis/{group}/{}/{}", K::VERSION, K::PLURAL),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Service;
+
+    fn target(request: Result<HttpRequest, Failure>) -> String {
+        request.expect("a request").uri().to_string()
+    }
+
+    #[test]
+    fn parameters_are_those_of_client_go() {
+        let selectors = Selectors {
+            labels: Some("!service.kubernetes.io/service-proxy-name".to_owned()),
+            fields: Some("spec.clusterIP!=None".to_owned()),
+        };
+        let both = "fieldSelector=spec.clusterIP%21%3DNone\
+                    &labelSelector=%21service.kubernetes.io%2Fservice-proxy-name";
+        let since = Freshness::NotOlderThan("7".to_owned());
+        let cases = [
+            (
+                list::<Service>(&selectors, &Freshness::Any, Some(500)),
+                format!("{both}&limit=500&resourceVersion=0"),
+            ),
+            (list::<Service>(&selectors, &since, None), format!("{both}&resourceVersion=7")),
+            (list::<Service>(&selectors, &Freshness::Newest, Some(500)), format!("{both}&limit=500")),
+            (
+                next_page::<Service>(&selectors, Some(500), "a=="),
+                format!("continue=a%3D%3D&{both}&limit=500"),
+            ),
+            (
+                watch::<Service>(&selectors, "7", 400),
+                format!("allowWatchBookmarks=true&{both}&resourceVersion=7&timeoutSeconds=400&watch=true"),
+            ),
+            (
+                streaming_list::<Service>(&selectors, &Freshness::Any, 400),
+                format!(
+                    "allowWatchBookmarks=true&{both}&resourceVersionMatch=NotOlderThan\
+                     &sendInitialEvents=true&timeoutSeconds=400&watch=true"
+                ),
+            ),
+            (
+                streaming_list::<Service>(&Selectors::default(), &since, 400),
+                "allowWatchBookmarks=true&resourceVersion=7&resourceVersionMatch=NotOlderThan\
+                 &sendInitialEvents=true&timeoutSeconds=400&watch=true"
+                    .to_owned(),
+            ),
+        ];
+        for (request, query) in cases {
+            assert_eq!(target(request), format!("/api/v1/services?{query}"));
+        }
     }
 }

@@ -27,10 +27,9 @@ pub(super) enum Line {
 /// Sends a request and waits for the head of the response. Error statuses are failures.
 pub(super) async fn send(
     client: &kube::Client,
-    request: Result<HttpRequest, kube::Error>,
+    request: HttpRequest,
     limit: Duration,
 ) -> Result<Response, Failure> {
-    let request = request.map_err(|error| Failure::request(&error))?;
     match timeout(limit, client.request_stream(request)).await {
         Ok(Ok(body)) => Ok(Response { body: Box::pin(body), line: Vec::new() }),
         Ok(Err(error)) => Err(Failure::request(&error)),
