@@ -23,12 +23,12 @@ use crate::{
 pub enum ObjectSource {
     /// A directory of manifests.
     Manifests(PathBuf),
-    /// The API server. Without either field it is found as in a pod of the cluster.
+    /// The API server. If both fields are empty, it is found as in a pod of the cluster.
     Api {
         /// `--kubeconfig`.
         kubeconfig: Option<PathBuf>,
-        /// `--master`.
-        master: Option<String>,
+        /// `--master`: the addresses of the API server.
+        servers: Vec<String>,
     },
 }
 

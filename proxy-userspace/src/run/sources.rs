@@ -57,9 +57,9 @@ async fn objects(
             let status = source.status();
             measured(Box::pin(source.run(to)), status, &outputs).await
         }
-        ObjectSource::Api { kubeconfig, master } => {
-            let (kubeconfig, master) = (kubeconfig.as_deref(), master.as_deref());
-            let client = watch::kube_client(kubeconfig, master, &proxies, &count_requests(&outputs.metrics)).await?;
+        ObjectSource::Api { kubeconfig, servers } => {
+            let on_request = count_requests(&outputs.metrics);
+            let client = watch::kube_client(kubeconfig.as_deref(), &servers, &proxies, &on_request).await?;
             let source = ApiSource::new(client.clone(), &*config.model.node_name);
             // Only the nftables mode has rules about Service CIDRs.
             let needs_cidrs = config.mode == Mode::Nftables;

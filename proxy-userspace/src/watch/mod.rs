@@ -20,8 +20,8 @@ pub use self::{
 };
 pub use self::{
     api::{
-        ApiRequest, ApiSource, OnApiRequest, ProxyUrlError, Timing, ignore_api_requests, kube_client,
-        record_events,
+        ApiRequest, ApiSource, CredentialError, OnApiRequest, ProxyUrlError, Timing, ignore_api_requests,
+        kube_client, record_events,
     },
     manifests::ManifestSource,
     status::{KindStatus, WatchStatus},
@@ -68,7 +68,10 @@ pub enum WatchError {
         /// The cause.
         source: http::uri::InvalidUri,
     },
-    /// The HTTP client cannot be created, because of certificates or credentials for example.
+    /// There are no credentials for the API server.
+    #[error("cannot get credentials for the Kubernetes API")]
+    Credentials(#[source] CredentialError),
+    /// The HTTP client cannot be created, because of certificates for example.
     #[error("cannot create a client for the Kubernetes API")]
     Client(#[source] Box<kube::Error>),
 }

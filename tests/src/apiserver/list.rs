@@ -29,8 +29,17 @@ impl ContinueToken {
     }
 }
 
+/// The size from which the server compresses (`defaultGzipThresholdBytes`).
+const GZIP_THRESHOLD: usize = 128 << 10;
+
 /// Answers a list request. Without `has_cache`, a list from version 0 has pages too.
-pub(super) fn answer(store: &Store, resource: &'static Resource, query: &Query, has_cache: bool) -> Response {
+pub(super) fn answer(
+    store: &Store,
+    resource: &'static Resource,
+    query: &Query,
+    has_cache: bool,
+    accepts_gzip: bool,
+) -> Response {
     let least: u64 =
         query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or_default();
     if least > store.version() {
@@ -47,7 +56,13 @@ pub(super) fn answer(store: &Store, resource: &'static Resource, query: &Query, 
     if from.version < store.compacted() {
         return responses::failure(&responses::continue_expired());
     }
-    responses::whole(StatusCode::OK, &page(store, resource, query, &from, has_cache))
+    let page = page(store, resource, query, &from, has_cache);
+    let text = format!("{page}\n");
+    if accepts_gzip && text.len() > GZIP_THRESHOLD {
+        responses::compressed(text.as_bytes())
+    } else {
+        responses::whole(StatusCode::OK, &page)
+    }
 }
 
 fn page(

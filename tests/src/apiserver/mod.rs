@@ -3,17 +3,17 @@
 //!
 //! It follows the recordings of a kube-apiserver 1.36 in `recordings/`: consistent pages, watches
 //! with selectors, bookmarks, streaming lists, expired history, and the bodies of errors. It has no
-//! authentication, no defaulting and no admission.
+//! users, no defaulting and no admission.
 
 mod faults;
 mod list;
+mod request;
 mod responses;
 mod selectors;
 mod store;
 mod watch;
 
 use std::{
-    collections::BTreeMap,
     io,
     net::SocketAddr,
     sync::{
@@ -32,7 +32,7 @@ use axum::{
     routing::{get, post},
 };
 use futures::stream;
-use http::StatusCode;
+use http::{HeaderMap, StatusCode, Uri};
 use serde_json::Value;
 use tokio::{
     net::TcpListener,
@@ -43,6 +43,7 @@ use tokio::{
 use self::{faults::FaultRule, store::Store};
 pub use self::{
     faults::{Fault, Interruption, Verb, WrongVersion},
+    request::{Query, Request},
     store::Resource,
 };
 
@@ -75,40 +76,8 @@ struct Shared {
     interruptions: broadcast::Sender<Interruption>,
     down: channel::Sender<bool>,
     has_no_cache: AtomicBool,
-}
-
-/// A request that the server received.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// The resource's name in URLs.
-    pub plural: &'static str,
-    /// The kind of the request.
-    pub verb: Verb,
-    /// The query, decoded.
-    pub query: Query,
-}
-
-/// The decoded query of a request.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Query(BTreeMap<String, String>);
-
-impl Query {
-    /// The value of a parameter.
-    pub fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(key).map(String::as_str)
-    }
-
-    fn is(&self, key: &str) -> bool {
-        matches!(self.get(key), Some("true" | "1"))
-    }
-
-    fn verb(&self) -> Verb {
-        match (self.is("watch"), self.is("sendInitialEvents")) {
-            (true, true) => Verb::WatchList,
-            (true, false) => Verb::Watch,
-            (false, _) => Verb::List,
-        }
-    }
+    /// The only token that is accepted.
+    token: Mutex<Option<String>>,
 }
 
 impl ApiServer {
@@ -129,6 +98,7 @@ impl ApiServer {
             interruptions: broadcast::Sender::new(16),
             down: channel::Sender::new(false),
             has_no_cache: AtomicBool::new(false),
+            token: Mutex::default(),
         });
         let address = listener.local_addr().context("local address")?;
         let serving = Some(serve(listener, Arc::clone(&shared)));
@@ -175,6 +145,11 @@ impl ApiServer {
     /// Answers lists by pages from now on, as a server with `--watch-cache=false` does.
     pub fn disable_cache(&self) {
         self.shared.has_no_cache.store(true, Ordering::Relaxed);
+    }
+
+    /// Accepts only this bearer token from now on.
+    pub fn require_token(&self, token: &str) {
+        *lock(&self.shared.token) = Some(token.to_owned());
     }
 
     /// Injects a fault into the next `times` requests for this resource (None: all) and verb (None:
@@ -260,6 +235,11 @@ impl Shared {
         lock(&self.store)
     }
 
+    fn accepts_token(&self, request: &Request) -> bool {
+        let sent = request.headers.get("authorization").and_then(|value| value.strip_prefix("Bearer "));
+        lock(&self.token).as_deref().is_none_or(|token| sent == Some(token))
+    }
+
     fn fault(&self, request: &Request) -> Option<Fault> {
         let mut faults = lock(&self.faults);
         let fault = faults.iter_mut().find(|fault| fault.matches(request))?;
@@ -275,8 +255,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
     let mut router = Router::new();
     for resource in &Resource::ALL {
-        let answer = move |State(shared): State<Arc<Shared>>, QueryParameters(query)| async move {
-            answer(&shared, resource, Query(query)).await
+        let answer = move |State(shared): State<Arc<Shared>>,
+                           uri: Uri,
+                           headers: HeaderMap,
+                           QueryParameters(query)| async move {
+            answer(&shared, resource, Request::new(resource, &uri, &headers, Query(query))).await
         };
         router = router.route(&resource.path(), get(answer));
     }
@@ -316,10 +299,12 @@ async fn not_found() -> Response {
     ))
 }
 
-async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query) -> Response {
-    let verb = query.verb();
-    let request = Request { plural: resource.plural, verb, query };
+async fn answer(shared: &Arc<Shared>, resource: &'static Resource, request: Request) -> Response {
+    let verb = request.verb;
     lock(&shared.requests).push(request.clone());
+    if !shared.accepts_token(&request) {
+        return responses::failure(&responses::unauthorized());
+    }
     let query = &request.query;
     let fault = shared.fault(&request);
     if fault == Some(Fault::Slow) {
@@ -357,7 +342,9 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, query: Query)
         }
         _ => {
             let has_cache = !shared.has_no_cache.load(Ordering::Relaxed);
-            list::answer(&shared.store(), resource, query, has_cache)
+            let accepts_gzip =
+                request.headers.get("accept-encoding").is_some_and(|value| value.contains("gzip"));
+            list::answer(&shared.store(), resource, query, has_cache, accepts_gzip)
         }
     }
 }

@@ -1,10 +1,13 @@
 //! Builds response bodies and headers as a kube-apiserver writes them.
 
+use std::io::Write as _;
+
 use axum::{
     body::Body,
     response::{IntoResponse as _, Response},
 };
-use http::{StatusCode, header};
+use flate2::{Compression, write::GzEncoder};
+use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
 use super::{Resource, faults::Verb};
@@ -12,6 +15,16 @@ use super::{Resource, faults::Verb};
 /// Returns a complete JSON response.
 pub(super) fn whole(status: StatusCode, body: &Value) -> Response {
     stream(status, Body::from(format!("{body}\n")))
+}
+
+/// Returns a JSON response with gzip.
+pub(super) fn compressed(body: &[u8]) -> Response {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    // Writing to memory does not fail.
+    let body = encoder.write_all(body).and_then(|()| encoder.finish()).unwrap_or_default();
+    let mut response = stream(StatusCode::OK, Body::from(body));
+    response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    response
 }
 
 /// Returns a response with any body.

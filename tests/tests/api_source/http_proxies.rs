@@ -1,6 +1,6 @@
 //! The API server behind proxies. Its name, `api.test`, has no address, so only a proxy reaches it.
 
-use std::{io::Write as _, net::SocketAddr};
+use std::io::Write as _;
 
 use anyhow::{Context as _, Result};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -12,19 +12,20 @@ use shunt_tests::apiserver::ApiServer;
 use tempfile::NamedTempFile;
 
 use super::{
-    proxy_server::{CERTIFICATE, Dialect, ProxyServer, tls},
+    proxy_server::{Dialect, ProxyServer},
     scene::{Scene, objects, patient, quick, server_with, service},
+    tls_server::{CERTIFICATE, TlsServer},
 };
 
 const SERVER: &str = "api.test:6443";
 /// `user:p@ss` in base64, in the head of a request in lower case.
 const AUTHORIZATION: &str = "\r\nproxy-authorization: basic dxnlcjpwqhnz\r\n";
 
-/// Returns a server with objects, and the address at which it has TLS.
-async fn server_with_tls() -> Result<(ApiServer, SocketAddr)> {
+/// Returns a server with objects, and TLS with HTTP/2 in front of it.
+async fn server_with_tls() -> Result<(ApiServer, TlsServer)> {
     let server = server_with(&objects()).await?;
-    let address = tls(server.address()).await?;
-    Ok((server, address))
+    let tls = TlsServer::start(server.address(), &["h2", "http/1.1"]).await?;
+    Ok((server, tls))
 }
 
 /// Writes a kubeconfig for [`SERVER`].
@@ -48,7 +49,7 @@ async fn watching(server: ApiServer, proxy_url: &str) -> Result<Scene> {
 
 async fn source(proxy_url: &str, proxies: &ProxyVariables) -> Result<ApiSource> {
     let file = kubeconfig(proxy_url)?;
-    Ok(ApiSource::new(kube_client(Some(file.path()), None, proxies, &ignore_api_requests()).await?, "node1"))
+    Ok(ApiSource::new(kube_client(Some(file.path()), &[], proxies, &ignore_api_requests()).await?, "node1"))
 }
 
 fn variables(name: &'static str, value: &str) -> ProxyVariables {
@@ -62,10 +63,10 @@ async fn check_objects(scene: &mut Scene) -> Result<()> {
     scene.port("web", 81).await
 }
 
-/// Asserts that each connection had a tunnel with credentials.
+/// Asserts that all watches share one connection, through a tunnel with credentials.
 fn assert_tunnels(proxy: &ProxyServer) {
     let requests = proxy.requests();
-    assert!(!requests.is_empty());
+    assert_eq!(requests.len(), 1, "{requests:?}");
     for request in requests {
         assert!(
             request.starts_with("CONNECT api.test:6443 HTTP/1.1\r\nHost: api.test:6443\r\n"),
@@ -78,8 +79,8 @@ fn assert_tunnels(proxy: &ProxyServer) {
 
 #[tokio::test]
 async fn objects_come_through_the_proxy_of_the_kubeconfig() -> Result<()> {
-    let (server, address) = server_with_tls().await?;
-    let proxy = ProxyServer::start(Dialect::Http, address).await?;
+    let (server, tls) = server_with_tls().await?;
+    let proxy = ProxyServer::start(Dialect::Http, tls.address).await?;
     let mut scene = watching(server, &format!("http://user:p%40ss@{}", proxy.address)).await?;
     check_objects(&mut scene).await?;
     assert_tunnels(&proxy);
@@ -88,10 +89,10 @@ async fn objects_come_through_the_proxy_of_the_kubeconfig() -> Result<()> {
 
 #[tokio::test]
 async fn objects_come_through_a_proxy_with_tls() -> Result<()> {
-    let (server, address) = server_with_tls().await?;
-    let proxy = ProxyServer::start(Dialect::Http, address).await?;
-    let outside = tls(proxy.address).await?;
-    let mut scene = watching(server, &format!("https://user:p%40ss@{outside}")).await?;
+    let (server, tls) = server_with_tls().await?;
+    let proxy = ProxyServer::start(Dialect::Http, tls.address).await?;
+    let outside = TlsServer::start(proxy.address, &["h2", "http/1.1"]).await?;
+    let mut scene = watching(server, &format!("https://user:p%40ss@{}", outside.address)).await?;
     check_objects(&mut scene).await?;
     assert_tunnels(&proxy);
     Ok(())
@@ -99,8 +100,8 @@ async fn objects_come_through_a_proxy_with_tls() -> Result<()> {
 
 #[tokio::test]
 async fn objects_come_through_the_proxy_of_the_environment() -> Result<()> {
-    let (server, address) = server_with_tls().await?;
-    let proxy = ProxyServer::start(Dialect::Http, address).await?;
+    let (server, tls) = server_with_tls().await?;
+    let proxy = ProxyServer::start(Dialect::Http, tls.address).await?;
     let value = format!("user:p%40ss@{}", proxy.address);
     let source = source("", &variables("HTTPS_PROXY", &value)).await?;
     let mut scene = Scene::with_source(server, source.with_timing(patient()));
@@ -111,12 +112,12 @@ async fn objects_come_through_the_proxy_of_the_environment() -> Result<()> {
 
 #[tokio::test]
 async fn objects_come_through_a_socks_proxy() -> Result<()> {
-    let (server, address) = server_with_tls().await?;
-    let proxy = ProxyServer::start(Dialect::Socks5, address).await?;
+    let (server, tls) = server_with_tls().await?;
+    let proxy = ProxyServer::start(Dialect::Socks5, tls.address).await?;
     let mut scene = watching(server, &format!("socks5://user:p%40ss@{}", proxy.address)).await?;
     check_objects(&mut scene).await?;
     let requests = proxy.requests();
-    assert!(!requests.is_empty());
+    assert_eq!(requests.len(), 1, "{requests:?}");
     // Version 5, connect, and a name, which the proxy resolves.
     assert!(requests.iter().all(|request| request == "[5, 1, 0, 3] user:p@ss api.test:6443"), "{requests:?}");
     Ok(())
@@ -127,7 +128,8 @@ async fn requests_to_a_server_without_tls_are_forwarded() -> Result<()> {
     let server = server_with(&objects()).await?;
     let proxy = ProxyServer::start(Dialect::Http, server.address()).await?;
     let proxies = variables("http_proxy", &format!("http://user:p%40ss@{}", proxy.address));
-    let client = kube_client(None, Some("http://api.test:8080"), &proxies, &ignore_api_requests()).await?;
+    let client =
+        kube_client(None, &["http://api.test:8080".to_owned()], &proxies, &ignore_api_requests()).await?;
     let source = ApiSource::new(client, "node1").with_timing(patient());
     let mut scene = Scene::with_source(server, source);
     check_objects(&mut scene).await?;
@@ -143,8 +145,8 @@ async fn requests_to_a_server_without_tls_are_forwarded() -> Result<()> {
 
 #[tokio::test]
 async fn a_refusing_proxy_is_named_and_tried_again() -> Result<()> {
-    let (server, address) = server_with_tls().await?;
-    let proxy = ProxyServer::start(Dialect::Http, address).await?;
+    let (server, tls) = server_with_tls().await?;
+    let proxy = ProxyServer::start(Dialect::Http, tls.address).await?;
     let url = format!("http://user:p%40ss@{}", proxy.address);
     let source = source(&url, &ProxyVariables::default()).await?;
     let name = format!("cannot connect through the proxy http://***@{}", proxy.address);

@@ -1,11 +1,16 @@
 //! The API source against a real HTTP server that lists and watches like a kube-apiserver, and can
 //! misbehave.
 
+mod connections;
+mod credentials;
 mod http_proxies;
 mod lists;
 mod proxy_server;
+mod requests;
 mod scene;
 mod service_cidrs;
+mod start;
+mod tls_server;
 
 use std::time::Duration;
 
@@ -335,7 +340,7 @@ async fn an_object_with_a_bad_name_is_ignored_from_its_list_to_its_deletion() ->
 async fn source_ends_when_its_receiver_is_dropped() -> Result<()> {
     let server = server_with(&objects()).await?;
     let client =
-        kube_client(None, Some(&server.url()), &ProxyVariables::default(), &ignore_api_requests()).await?;
+        kube_client(None, &[server.url()], &ProxyVariables::default(), &ignore_api_requests()).await?;
     let (tx, rx) = mpsc::channel(16);
     let source = tokio::spawn(ApiSource::new(client, "node1").with_timing(patient()).run(tx));
     drop(rx);

@@ -1,4 +1,4 @@
-//! Proxies for tests, and TLS in front of a server.
+//! Proxies for tests.
 
 use std::{
     net::SocketAddr,
@@ -11,17 +11,6 @@ use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinHandle,
 };
-use tokio_rustls::{
-    TlsAcceptor,
-    rustls::{
-        ServerConfig,
-        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
-    },
-};
-
-/// The certificate of [`tls`] and its key.
-pub(crate) const CERTIFICATE: &str = include_str!("api.test.pem");
-
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
@@ -134,26 +123,6 @@ async fn read_text(stream: &mut impl Stream) -> Result<String> {
     let mut text = vec![0; stream.read_u8().await?.into()];
     stream.read_exact(&mut text).await?;
     Ok(String::from_utf8_lossy(&text).into_owned())
-}
-
-/// Starts to accept connections with TLS as `api.test`, and passes what they contain to `server`.
-/// Returns the address.
-pub(crate) async fn tls(server: SocketAddr) -> Result<SocketAddr> {
-    let certificate = CertificateDer::from_pem_slice(CERTIFICATE.as_bytes())?;
-    let key = PrivateKeyDer::from_pem_slice(CERTIFICATE.as_bytes())?;
-    let config = ServerConfig::builder().with_no_client_auth().with_single_cert(vec![certificate], key)?;
-    let acceptor = TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    accept(listener, move |client| {
-        let acceptor = acceptor.clone();
-        async move {
-            let mut client = acceptor.accept(client).await?;
-            copy_bidirectional(&mut client, &mut TcpStream::connect(server).await?).await?;
-            Ok(())
-        }
-    });
-    Ok(address)
 }
 
 /// Serves each connection in a task. A connection that breaks does not matter to the others.

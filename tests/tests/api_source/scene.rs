@@ -9,7 +9,7 @@ use proxy_userspace::{
     watch::{ApiSource, Timing, WatchStatus, ignore_api_requests, kube_client},
 };
 use serde_json::{Value, json};
-use shunt_tests::apiserver::{ApiServer, Request, Verb};
+use shunt_tests::apiserver::{ApiServer, Interruption, Request, Verb};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -53,8 +53,7 @@ impl Scene {
     /// Starts a source that watches `server`, which may be down.
     pub(crate) async fn watching(server: ApiServer, timing: Timing) -> Result<Self> {
         let client =
-            kube_client(None, Some(&server.url()), &ProxyVariables::default(), &ignore_api_requests())
-                .await?;
+            kube_client(None, &[server.url()], &ProxyVariables::default(), &ignore_api_requests()).await?;
         Ok(Self::with_source(server, ApiSource::new(client, "node1").with_timing(timing)))
     }
 
@@ -140,6 +139,15 @@ impl Scene {
         timeout(DEADLINE, reached)
             .await
             .with_context(|| format!("requests: {:?}", self.requests(plural, verb)))
+    }
+
+    /// Ends the watches, and waits until each kind was requested by `times` watches in total.
+    pub(crate) async fn watch_again(&self, times: usize) -> Result<()> {
+        self.server.interrupt(Interruption::End);
+        for kind in ["services", "endpointslices", "nodes"] {
+            self.requested(kind, Verb::Watch, times).await?;
+        }
+        Ok(())
     }
 
     /// Returns the events about Services after the first `skip`.

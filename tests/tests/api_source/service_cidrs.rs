@@ -41,7 +41,7 @@ async fn start(
     server: &ApiServer,
 ) -> Result<(mpsc::Receiver<WatchEvent>, watch::Receiver<proxy_userspace::watch::WatchStatus>)> {
     let client =
-        kube_client(None, Some(&server.url()), &ProxyVariables::default(), &ignore_api_requests()).await?;
+        kube_client(None, &[server.url()], &ProxyVariables::default(), &ignore_api_requests()).await?;
     let source = ApiSource::new(client, "node1").with_timing(patient()).with_service_cidrs();
     let status = source.status();
     let (tx, events) = mpsc::channel(16);

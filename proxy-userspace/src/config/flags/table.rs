@@ -83,8 +83,8 @@ const OTHER_LIBRARY: Target = Target::Nothing("it is for a library that shunt do
 pub(in crate::config) const FLAGS: &[Flag] = &[
     always(MODE, "mode", "mode", "MODE").alias(&["proxy-mode"])
         .help("auto, ebpf, nftables, iptables or ipvs; auto chooses the first of ebpf, nftables and iptables that works on this node, and logs the reason [default: auto]"),
-    always(SOURCE, "master", "shunt.master", "URL")
-        .help("Address of the API server; overrides the address in the kubeconfig"),
+    always(SOURCE, "master", "shunt.master", "URL[,URL...]")
+        .help("Addresses of the API server, of which shunt uses one that answers; they override the address in the kubeconfig"),
     flag(SOURCE, "kubeconfig", "clientConnection.kubeconfig", "FILE")
         .help("Kubeconfig for the API server; without it, --master and --manifests, shunt uses the service account of its pod"),
     always(SOURCE, "manifests", "shunt.manifests", "DIR")

@@ -198,9 +198,12 @@ fn whole_seconds(settings: &mut Settings, path: &'static str) -> u32 {
 
 fn source(settings: &mut Settings) -> ObjectSource {
     let kubeconfig = settings.text("clientConnection.kubeconfig").map(PathBuf::from);
-    let master = settings.text("shunt.master").map(String::from);
+    let servers: Vec<String> = settings
+        .text("shunt.master")
+        .map(|urls| urls.split(',').map(|url| url.trim().to_owned()).collect())
+        .unwrap_or_default();
     if let Some(directory) = settings.text("shunt.manifests").map(PathBuf::from) {
-        if master.is_some() {
+        if !servers.is_empty() {
             settings.reject(
                 "shunt.master",
                 "must not be set together with --manifests: objects come from one source",
@@ -208,12 +211,13 @@ fn source(settings: &mut Settings) -> ObjectSource {
         }
         return ObjectSource::Manifests(directory);
     }
-    if let Some(url) = &master
-        && !is_http_url(url)
-    {
-        settings.reject("shunt.master", "must be a URL such as https://192.168.0.1:6443");
+    if !servers.iter().all(|url| is_http_url(url)) {
+        settings.reject(
+            "shunt.master",
+            "must be a URL such as https://192.168.0.1:6443, or several with commas between them",
+        );
     }
-    ObjectSource::Api { kubeconfig, master }
+    ObjectSource::Api { kubeconfig, servers }
 }
 
 fn is_http_url(text: &str) -> bool {

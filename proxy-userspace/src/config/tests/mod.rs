@@ -73,7 +73,7 @@ fn invalid(file: Option<&str>, flags: &[&str]) -> Vec<String> {
 fn defaults_are_those_of_kube_proxy() {
     let config = load_with(None, &[], &environment()).expect("defaults are valid");
     assert_eq!((config.mode, config.mode_is_auto), (Mode::Ebpf, true));
-    assert_eq!(config.source, ObjectSource::Api { kubeconfig: None, master: None });
+    assert_eq!(config.source, ObjectSource::Api { kubeconfig: None, servers: Vec::new() });
     assert_eq!(&*config.model.node_name, "node-a");
     assert_eq!(config.model.detect_local, DetectLocalMode::ClusterCidr);
     assert_eq!(config.model.node_port_addresses, NodePortAddresses::All);
@@ -100,7 +100,7 @@ fn zero_values_of_kubeadms_file_are_not_reported() {
     let config = load(KUBEADM, &[]);
     assert_eq!(config.ineffective, []);
     let kubeconfig = Some(PathBuf::from("/var/lib/kube-proxy/kubeconfig.conf"));
-    assert_eq!(config.source, ObjectSource::Api { kubeconfig, master: None });
+    assert_eq!(config.source, ObjectSource::Api { kubeconfig, servers: Vec::new() });
     assert_eq!(config.healthz_bind_address, Some("0.0.0.0:10256".parse().unwrap()));
     assert_eq!(config.sync_period, Duration::from_secs(30));
     assert_eq!(config.min_sync_period, Duration::ZERO);
@@ -139,7 +139,10 @@ fn beside_a_file_other_flags_are_ignored_and_reported() {
     let config = load(&file, &[&["--config=unread"], &flags[..]].concat());
     assert_eq!(&*config.model.node_name, "from-flag");
     assert_eq!(config.model.node_port_addresses, NodePortAddresses::Primary { cidrs: Vec::new() });
-    assert_eq!(config.source, ObjectSource::Api { kubeconfig: None, master: Some("https://api".into()) });
+    assert_eq!(
+        config.source,
+        ObjectSource::Api { kubeconfig: None, servers: vec!["https://api".to_owned()] }
+    );
     assert_eq!((config.mode, config.mode_is_auto), (Mode::Ebpf, false));
     assert_eq!(config.log_filter, "info,shunt=debug,proxy_userspace=debug");
     assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/c"));

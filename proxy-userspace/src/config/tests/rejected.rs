@@ -29,7 +29,14 @@ const BAD_FLAGS: &[(&str, &str)] = &[
         "--iptables-min-sync-period=1m",
         r#"--iptables-min-sync-period: "1m": must not be longer than iptables.syncPeriod, which is 30s"#,
     ),
-    ("--master=192.168.0.1", r#"--master: "192.168.0.1": must be a URL such as https://192.168.0.1:6443"#),
+    (
+        "--master=192.168.0.1",
+        r#"--master: "192.168.0.1": must be a URL such as https://192.168.0.1:6443, or several with commas between them"#,
+    ),
+    (
+        "--master=https://192.168.0.1:6443,",
+        r#"--master: "https://192.168.0.1:6443,": must be a URL such as https://192.168.0.1:6443, or several with commas between them"#,
+    ),
     ("--hostname-override= ", r#"--hostname-override: " ": must be the name of a Node"#),
     ("--log-format=xml", r#"--logging-format: "xml": must be one of text, json"#),
     (

@@ -1,63 +1,61 @@
-//! The HTTP client for the API server.
+//! The client for the API server, from a kubeconfig or the service account of the pod.
 
-use std::{fs, io, path::Path, time::Duration};
+use std::{fs, io, path::Path};
 
-use http::header::PROXY_AUTHORIZATION;
-use hyper::rt::{Read, Write};
-use hyper_util::{
-    client::legacy::{
-        Client as HttpClient,
-        connect::{Connection, HttpConnector},
-    },
-    rt::TokioExecutor,
-};
+use http::Uri;
 use kube::{
     Config,
     client::ConfigExt as _,
-    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
+    config::{Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
-use tower::{BoxError, Service, ServiceBuilder};
+use tower::ServiceBuilder;
+use tower_http::decompression::DecompressionLayer;
 use tracing::{info, warn};
 
 use super::{
-    connector::ProxyConnector,
+    connection::ApiConnection,
+    credentials::Credentials,
+    dial::{Dialer, Target},
     proxy::{Proxy, variable_for, without_credentials},
-    requests::{OnApiRequest, Reported},
+    requests::OnApiRequest,
+    tls::Tls,
 };
 use crate::{
     net::{ProxyVariable, ProxyVariables},
     watch::WatchError,
 };
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A connection without traffic for this long is probed. It is closed after three probes without an
-/// answer, so that a server that disappeared is noticed within half a minute.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const KEEPALIVE_PROBES: u32 = 3;
-
 /// Creates a client for the API server, by the rules of client-go's `BuildConfigFromFlags`:
-/// `kubeconfig` is a file, and `master` is a URL that replaces the server of that file. Without
-/// both, the service account of this pod is used. The `proxy-url` of the kubeconfig is the proxy,
-/// or else `proxies` choose one. `on_request` gets each request.
+/// `kubeconfig` is a file, and `servers` are URLs of one API server that replace the server of that
+/// file. Without both, the service account of this pod is used. The `proxy-url` of the kubeconfig is
+/// the proxy, or else `proxies` choose one. `on_request` gets each request.
 pub async fn kube_client(
     kubeconfig: Option<&Path>,
-    master: Option<&str>,
+    servers: &[String],
     proxies: &ProxyVariables,
     on_request: &OnApiRequest,
 ) -> Result<kube::Client, WatchError> {
-    let master = master.filter(|master| !master.is_empty());
-    let (mut config, proxy) = match (kubeconfig, master) {
+    let (mut config, proxy) = match (kubeconfig, servers) {
         (Some(path), _) => from_kubeconfig(path).await?,
-        (None, Some(master)) => (Config::new(server_url(master, "http")?), None),
-        (None, None) => (Config::incluster().map_err(|error| WatchError::InCluster(Box::new(error)))?, None),
+        (None, [server, ..]) => (Config::new(server_url(server, "http")?), None),
+        (None, []) => (Config::incluster().map_err(|error| WatchError::InCluster(Box::new(error)))?, None),
     };
-    if let Some(master) = master {
-        let default_scheme = config.cluster_url.scheme_str().unwrap_or("https").to_owned();
-        config.cluster_url = server_url(master, &default_scheme)?;
+    let default_scheme = config.cluster_url.scheme_str().unwrap_or("https").to_owned();
+    let urls = servers.iter().map(|server| server_url(server, &default_scheme));
+    let mut urls = urls.collect::<Result<Vec<_>, _>>()?;
+    if let Some(first) = urls.first() {
+        // The credential plugin gets the server that replaces the one of the file, as with client-go.
+        if let Some(cluster) = config.auth_info.exec.as_mut().and_then(|exec| exec.cluster.as_mut()) {
+            cluster.server = Some(first.to_string());
+        }
+    } else {
+        urls.push(config.cluster_url.clone());
     }
-    let proxy = choose_proxy(proxy, proxies, &config.cluster_url);
-    client(config, proxy, on_request).map_err(|error| WatchError::Client(Box::new(error)))
+    let targets = urls.into_iter().map(|url| {
+        let proxy = choose_proxy(proxy.clone(), proxies, &url);
+        Target { url, proxy }
+    });
+    client(&config, targets.collect(), on_request)
 }
 
 /// Returns the configuration, and the proxy of its cluster.
@@ -71,7 +69,9 @@ async fn from_kubeconfig(path: &Path) -> Result<(Config, Option<Proxy>), WatchEr
         WatchError::ProxyUrl { path: path.to_owned(), url, source }
     })?;
     let options = KubeConfigOptions::default();
+    let authority = certificate_authority(&mut kubeconfig);
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(failed)?;
+    config.root_cert_file = authority.map(Into::into);
     // The credential plugin gets the cluster with its own proxy.
     if let Some(cluster) = config.auth_info.exec.as_mut().and_then(|exec| exec.cluster.as_mut()) {
         cluster.proxy_url = url;
@@ -100,19 +100,31 @@ fn check_utf16(path: &Path) -> io::Result<()> {
 
 /// Takes `proxy-url` out of the cluster that the kubeconfig uses, if it is set and not empty.
 fn take_proxy_url(kubeconfig: &mut Kubeconfig) -> Option<String> {
-    let current = kubeconfig.current_context.as_deref();
-    let context = kubeconfig.contexts.iter().find(|context| Some(&*context.name) == current)?;
-    let name = &context.context.as_ref()?.cluster;
-    let cluster = kubeconfig.clusters.iter_mut().find(|cluster| cluster.name == *name)?.cluster.as_mut()?;
+    let cluster = current_cluster(kubeconfig)?;
     // For a cluster without proxy-url, kube reads HTTPS_PROXY, and fails if that is not a URL. A
     // placeholder prevents this. Only `Config::proxy_url` has it then, which is not used here.
     let url = cluster.proxy_url.replace("http://placeholder.invalid".to_owned());
     url.filter(|url| !url.is_empty())
 }
 
+/// Returns the file with the certificates of the authority, unless the kubeconfig has them itself.
+fn certificate_authority(kubeconfig: &mut Kubeconfig) -> Option<String> {
+    let cluster = current_cluster(kubeconfig)?;
+    let has_own = cluster.certificate_authority_data.as_ref().is_some_and(|data| !data.is_empty());
+    cluster.certificate_authority.clone().filter(|file| !has_own && !file.is_empty())
+}
+
+/// Returns the cluster that the kubeconfig uses.
+fn current_cluster(kubeconfig: &mut Kubeconfig) -> Option<&mut Cluster> {
+    let current = kubeconfig.current_context.as_deref();
+    let context = kubeconfig.contexts.iter().find(|context| Some(&*context.name) == current)?;
+    let name = &context.context.as_ref()?.cluster;
+    kubeconfig.clusters.iter_mut().find(|cluster| cluster.name == *name)?.cluster.as_mut()
+}
+
 /// Returns the proxy of the kubeconfig, or else the proxy of the environment. `NO_PROXY` only
 /// counts for the latter, as with client-go.
-fn choose_proxy(of_kubeconfig: Option<Proxy>, proxies: &ProxyVariables, server: &http::Uri) -> Option<Proxy> {
+fn choose_proxy(of_kubeconfig: Option<Proxy>, proxies: &ProxyVariables, server: &Uri) -> Option<Proxy> {
     let (proxy, setting) = match of_kubeconfig {
         Some(proxy) => (proxy, "proxy-url of the kubeconfig"),
         None => proxy_of_environment(proxies, server)?,
@@ -122,7 +134,7 @@ fn choose_proxy(of_kubeconfig: Option<Proxy>, proxies: &ProxyVariables, server: 
 }
 
 /// Returns the proxy and its variable. Go ignores an unusable value without a word.
-fn proxy_of_environment(proxies: &ProxyVariables, server: &http::Uri) -> Option<(Proxy, &'static str)> {
+fn proxy_of_environment(proxies: &ProxyVariables, server: &Uri) -> Option<(Proxy, &'static str)> {
     let ProxyVariable { name, value } = variable_for(proxies, server)?;
     let proxy = Proxy::from_variable(value).inspect_err(|error| {
         let value = without_credentials(value);
@@ -136,59 +148,27 @@ fn proxy_of_environment(proxies: &ProxyVariables, server: &http::Uri) -> Option<
 }
 
 /// Parses what client-go accepts: a URL, or a host with or without a port.
-fn server_url(value: &str, default_scheme: &str) -> Result<http::Uri, WatchError> {
+fn server_url(value: &str, default_scheme: &str) -> Result<Uri, WatchError> {
     let url = if value.contains("://") { value.to_owned() } else { format!("{default_scheme}://{value}") };
     url.parse().map_err(|source| WatchError::MasterUrl { value: value.to_owned(), source })
 }
 
-/// Builds kube's client with TCP keep-alive, through the proxy if there is one.
-fn client(
-    mut config: Config,
-    proxy: Option<Proxy>,
-    on_request: &OnApiRequest,
-) -> Result<kube::Client, kube::Error> {
-    let mut tcp = HttpConnector::new();
-    tcp.enforce_http(false);
-    tcp.set_nodelay(true);
-    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
-    tcp.set_keepalive(Some(KEEPALIVE_IDLE));
-    tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
-    tcp.set_keepalive_retries(Some(KEEPALIVE_PROBES));
-    let Some(proxy) = proxy else { return client_over(&config, tcp, on_request) };
-    // With a tunnel, CONNECT has the credentials instead.
-    if proxy.forwards_to(&config.cluster_url)
-        && let Some(credentials) = &proxy.credentials
-    {
-        config.headers.push((PROXY_AUTHORIZATION, credentials.authorization()));
-    }
-    if proxy.uses_tls() {
-        // Go too uses the certificates of the API server for the connection to the proxy.
-        let tls = config.rustls_https_connector_with_connector(tcp)?;
-        client_over(&config, ProxyConnector::new(tls, proxy), on_request)
-    } else {
-        client_over(&config, ProxyConnector::new(tcp, proxy), on_request)
-    }
-}
-
 /// Builds kube's client without kube's retries: they would hide errors from the reflector.
-fn client_over<C>(
+fn client(
     config: &Config,
-    connector: C,
+    targets: Vec<Target>,
     on_request: &OnApiRequest,
-) -> Result<kube::Client, kube::Error>
-where
-    C: Service<http::Uri> + Clone + Send + Sync + 'static,
-    C::Response: Connection + Read + Write + Send + Unpin,
-    C::Future: Send,
-    C::Error: Into<BoxError>,
-{
-    let tls = config.rustls_https_connector_with_connector(connector)?;
-    let service = ServiceBuilder::new()
-        .layer(config.base_uri_layer())
-        .option_layer(config.auth_layer()?)
-        .layer(config.extra_headers_layer()?)
-        .map_err(BoxError::from)
-        .service(Reported::new(HttpClient::builder(TokioExecutor::new()).build(tls), on_request));
+) -> Result<kube::Client, WatchError> {
+    let failed = |error| WatchError::Client(Box::new(error));
+    let credentials = Credentials::new(&config.auth_info).map_err(WatchError::Credentials)?;
+    let dialer = Dialer::new(targets, Tls::new(config).map_err(failed)?);
+    // The headers that impersonate a user.
+    let headers = config.extra_headers_layer().map_err(failed)?;
+    // Like client-go, unless the kubeconfig has disable-compression. Servers compress large lists
+    // only, no watches.
+    let gzip = DecompressionLayer::new().gzip(!config.disable_compression);
+    let connection = ApiConnection::new(dialer, credentials, on_request);
+    let service = ServiceBuilder::new().layer(headers).layer(gzip).service(connection);
     Ok(kube::Client::new(service, config.default_namespace.clone()))
 }
 
@@ -216,7 +196,7 @@ mod tests {
     #[tokio::test]
     async fn a_missing_kubeconfig_is_named_in_the_error() {
         let path = Path::new("/nonexistent/kubeconfig");
-        let error = kube_client(Some(path), None, &ProxyVariables::default(), &ignore_api_requests()).await;
+        let error = kube_client(Some(path), &[], &ProxyVariables::default(), &ignore_api_requests()).await;
         let error = error.err().expect("there is no such file").to_string();
         assert!(error.contains("/nonexistent/kubeconfig"), "{error}");
     }
@@ -253,7 +233,7 @@ mod tests {
         assert_eq!(config.cluster_url, "https://192.0.2.1:6443/");
         assert!(proxy.is_none());
         let proxies = ProxyVariables::default();
-        kube_client(Some(&path), Some("192.0.2.2:6443"), &proxies, &ignore_api_requests())
+        kube_client(Some(&path), &["192.0.2.2:6443".to_owned()], &proxies, &ignore_api_requests())
             .await
             .expect("a client");
     }

@@ -6,9 +6,12 @@
 
 mod backoff;
 mod client;
-mod connector;
+mod connection;
+mod credentials;
+mod dial;
 mod events;
 mod failure;
+mod list_reader;
 mod no_proxy;
 mod proxy;
 mod reflector;
@@ -16,6 +19,8 @@ mod report;
 mod request;
 mod requests;
 mod response;
+mod tls;
+mod tunnel;
 mod wire;
 
 use std::time::Duration;
@@ -26,6 +31,7 @@ use tokio::sync::{mpsc::Sender, watch};
 pub use self::client::describe_kubeconfig;
 pub use self::{
     client::kube_client,
+    credentials::CredentialError,
     events::record_events,
     proxy::ProxyUrlError,
     requests::{ApiRequest, OnApiRequest, ignore_api_requests},
@@ -131,7 +137,8 @@ impl ApiSource {
                 reflector.run().await;
             }
         };
-        tokio::join!(services.run(), slices.run(), nodes.run(), service_cidrs);
+        // In this order also on the connection. The Node comes first, as with kube-proxy.
+        tokio::join!(biased; nodes.run(), services.run(), slices.run(), service_cidrs);
         Ok(())
     }
 

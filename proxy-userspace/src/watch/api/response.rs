@@ -2,7 +2,7 @@
 
 use std::{pin::Pin, time::Duration};
 
-use futures::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _};
+use futures::io::{AsyncBufRead, AsyncBufReadExt as _};
 use tokio::time::timeout;
 
 use super::{failure::Failure, request::HttpRequest};
@@ -38,18 +38,21 @@ pub(super) async fn send(
 }
 
 impl Response {
-    /// Reads the whole body.
-    pub(super) async fn read_to_end(mut self, limit: Duration) -> Result<Vec<u8>, Failure> {
-        let mut bytes = Vec::new();
-        let mut part = vec![0; 64 << 10];
-        loop {
-            match timeout(limit, self.body.read(&mut part)).await {
-                Ok(Ok(0)) => return Ok(bytes),
-                Ok(Ok(length)) => bytes.extend_from_slice(part.get(..length).unwrap_or_default()),
-                Ok(Err(error)) => return Err(Failure::disconnected(&error)),
-                Err(_) => return Err(Failure::timeout(limit)),
-            }
-        }
+    /// Reads the next bytes and calls `take` with them. Returns false at the end.
+    pub(super) async fn read(
+        &mut self,
+        limit: Duration,
+        take: impl FnOnce(&[u8]) -> Result<(), Failure>,
+    ) -> Result<bool, Failure> {
+        let buffer = match timeout(limit, self.body.fill_buf()).await {
+            Ok(Ok(buffer)) => buffer,
+            Ok(Err(error)) => return Err(Failure::disconnected(&error)),
+            Err(_) => return Err(Failure::timeout(limit)),
+        };
+        let length = buffer.len();
+        take(buffer)?;
+        self.body.as_mut().consume(length);
+        Ok(length > 0)
     }
 
     /// Reads the next line that is not blank. The future may be dropped and created again: nothing

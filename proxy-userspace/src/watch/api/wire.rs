@@ -4,13 +4,11 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// A list, or a page of one.
+/// A list, or a page of one, without its items.
 #[derive(Deserialize)]
-pub(super) struct Page<'a> {
+pub(super) struct Page {
     #[serde(default)]
     pub(super) metadata: ListMetadata,
-    #[serde(borrow)]
-    pub(super) items: Option<Vec<&'a RawValue>>,
 }
 
 /// `metadata` of a list or a bookmark.

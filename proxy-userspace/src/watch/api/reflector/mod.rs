@@ -1,5 +1,7 @@
 //! Lists and watches one kind, and sends its objects and changes to the receiver.
 
+mod list;
+
 use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
@@ -14,9 +16,9 @@ use super::{
     backoff::Backoff,
     failure::{Failure, FailureClass},
     report::Reporter,
-    request::{self, Freshness, PAGE_SIZE, Selectors},
+    request::{self, Freshness, Selectors},
     response::{self, Line, Response},
-    wire::{Bookmark, Event, Page, Status},
+    wire::{Bookmark, Event, Status},
 };
 use crate::{
     model::{Delta, NamespacedName, WatchEvent},
@@ -165,40 +167,6 @@ impl<K: Kind> Reflector<K> {
         match self.watch().await {
             Ok(is_settled) => End::WatchOver { is_settled },
             Err(end) => end,
-        }
-    }
-
-    /// Lists with the parameters of client-go's reflector. With a limit and [`Freshness::Any`], a
-    /// server that has a cache answers from it, without pages.
-    async fn list(&mut self) -> Result<(), End> {
-        let from_cache = matches!(self.freshness, Freshness::NotOlderThan(_)) && !self.has_pages;
-        let limit = (!from_cache).then_some(PAGE_SIZE);
-        match self.list_pages(limit).await {
-            Err(End::Failed(failure)) if failure.class == FailureClass::Expired && limit.is_some() => {
-                debug!(resource = K::PLURAL, "the list expired between two pages: {failure}");
-                self.list_pages(None).await
-            }
-            result => result,
-        }
-    }
-
-    async fn list_pages(&mut self, limit: Option<u32>) -> Result<(), End> {
-        let mut objects = BTreeMap::new();
-        let mut request = request::list::<K>(&self.selectors, &self.freshness, limit)?;
-        loop {
-            let response = response::send(&self.client, request, self.timing.response).await?;
-            let body = response.read_to_end(self.timing.response).await?;
-            let page: Page<'_> = serde_json::from_slice(&body).map_err(Failure::invalid)?;
-            for item in page.items.unwrap_or_default() {
-                if let (_, Some(delta)) = self.decode(item) {
-                    delta.apply_to(&mut objects, K::key);
-                }
-            }
-            let Some(token) = page.metadata.continue_token.filter(|token| !token.is_empty()) else {
-                return self.replace(objects, page.metadata.resource_version).await;
-            };
-            self.has_pages |= self.freshness == Freshness::Any;
-            request = request::next_page::<K>(&self.selectors, limit, &token)?;
         }
     }
 

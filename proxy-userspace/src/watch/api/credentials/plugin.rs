@@ -1,0 +1,210 @@
+//! Runs the credential plugin of a kubeconfig (`exec`): at the first request, when its credentials
+//! expire, and after the server did not accept them.
+
+use std::{
+    io::{IsTerminal as _, stdin},
+    process::{Output, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use kube::config::{ExecAuthCluster, ExecConfig, ExecInteractiveMode};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    process::Command,
+    sync::Mutex,
+    time::{Instant, timeout},
+};
+
+use super::{Credential, CredentialError, Identity, bearer};
+
+const API_VERSIONS: [&str; 2] = ["client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"];
+const KIND: &str = "ExecCredential";
+/// The variable that has the plugin's input.
+const INPUT: &str = "KUBERNETES_EXEC_INFO";
+/// How long a plugin may run. client-go waits forever, and no request is sent meanwhile.
+const LIMIT: Duration = Duration::from_mins(1);
+/// How many characters of the plugin's standard error an error has, counted from the end.
+const MAX_STDERR: usize = 500;
+
+pub(in crate::watch::api) struct Plugin {
+    command: String,
+    exec: ExecConfig,
+    api_version: String,
+    /// Held while the plugin runs, so that it runs once for all requests.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    credential: Option<Credential>,
+    expires: Option<Instant>,
+    renewals: u64,
+}
+
+/// The input and output of a plugin.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ExecCredential {
+    kind: String,
+    api_version: String,
+    #[serde(skip_deserializing, skip_serializing_if = "Option::is_none")]
+    spec: Option<Spec>,
+    #[serde(default, skip_serializing)]
+    status: Option<Status>,
+}
+
+#[derive(Serialize)]
+struct Spec {
+    interactive: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster: Option<ExecAuthCluster>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    #[serde(default)]
+    token: String,
+    #[serde(default)]
+    client_certificate_data: String,
+    #[serde(default)]
+    client_key_data: String,
+    expiration_timestamp: Option<String>,
+}
+
+impl Plugin {
+    /// Checks the settings as client-go does (`validateAuthInfo`), without running the plugin.
+    pub(super) fn new(exec: &ExecConfig) -> Result<Self, CredentialError> {
+        let refused = |why: String| Err(CredentialError::PluginSettings(why));
+        let Some(command) = exec.command.clone().filter(|command| !command.is_empty()) else {
+            return refused("command is missing".to_owned());
+        };
+        let api_version = exec.api_version.clone().unwrap_or_default();
+        if !API_VERSIONS.contains(&&*api_version) {
+            return refused(format!(
+                "apiVersion is {api_version:?}, and must be one of {}",
+                API_VERSIONS.join(", ")
+            ));
+        }
+        // v1beta1 has a default.
+        if exec.interactive_mode.is_none() && api_version == API_VERSIONS[0] {
+            return refused("interactiveMode is missing: it must be Never, IfAvailable or Always".to_owned());
+        }
+        let plugin = Self { command, exec: exec.clone(), api_version, state: Mutex::default() };
+        plugin.is_interactive()?;
+        Ok(plugin)
+    }
+
+    /// Returns the credentials. Runs the plugin if there are none, or if they have expired.
+    pub(super) async fn current(&self) -> Result<Credential, CredentialError> {
+        let mut state = self.state.lock().await;
+        let is_expired = state.expires.is_some_and(|expires| Instant::now() >= expires);
+        if let Some(credential) = state.credential.as_ref().filter(|_| !is_expired) {
+            return Ok(credential.clone());
+        }
+        let status = self.run().await?;
+        state.renewals += 1;
+        state.expires = status.expires().map_err(|why| self.failed(why))?;
+        let credential = Credential {
+            authorization: (!status.token.is_empty()).then(|| bearer(&status.token)).transpose()?,
+            identity: status.identity().map_err(|why| self.failed(why))?,
+            renewal: state.renewals,
+        };
+        if credential.authorization.is_none() && credential.identity.is_none() {
+            return Err(self.failed("its answer has no token and no client certificate"));
+        }
+        state.credential = Some(credential.clone());
+        Ok(credential)
+    }
+
+    /// Runs the plugin for the next request, unless it ran after `used`.
+    pub(super) async fn reject(&self, used: &Credential) {
+        let mut state = self.state.lock().await;
+        state.credential.take_if(|credential| credential.renewal == used.renewal);
+    }
+
+    async fn run(&self) -> Result<Status, CredentialError> {
+        let is_interactive = self.is_interactive()?;
+        let cluster = self.exec.cluster.clone().filter(|_| self.exec.provide_cluster_info);
+        let input = ExecCredential {
+            kind: KIND.to_owned(),
+            api_version: self.api_version.clone(),
+            spec: Some(Spec { interactive: is_interactive, cluster }),
+            status: None,
+        };
+        let input = serde_json::to_string(&input).map_err(|error| self.failed(error.to_string()))?;
+        let mut command = Command::new(&self.command);
+        command.args(self.exec.args.iter().flatten()).envs(self.variables()).env(INPUT, input);
+        command.stdin(if is_interactive { Stdio::inherit() } else { Stdio::null() }).kill_on_drop(true);
+        let output = timeout(LIMIT, command.output())
+            .await
+            .map_err(|_| self.failed(format!("it did not end within {} s", LIMIT.as_secs())))?
+            .map_err(|source| CredentialError::PluginStart { command: self.command.clone(), source })?;
+        self.read(&output)
+    }
+
+    /// Returns the variables of `env`.
+    fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
+        let variables = self.exec.env.iter().flatten();
+        variables.filter_map(|variable| Some((&**variable.get("name")?, &**variable.get("value")?)))
+    }
+
+    fn read(&self, output: &Output) -> Result<Status, CredentialError> {
+        if !output.status.success() {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let skipped = stderr.chars().count().saturating_sub(MAX_STDERR);
+            let stderr: String = stderr.chars().skip(skipped).collect();
+            return Err(self.failed(format!("{}: {}", output.status, stderr.trim())));
+        }
+        // client-go reads YAML too.
+        let answer: ExecCredential = serde_json::from_slice(&output.stdout)
+            .or_else(|error| serde_yaml_ng::from_slice(&output.stdout).map_err(|_| error))
+            .map_err(|error| self.failed(format!("cannot decode its answer: {error}")))?;
+        if answer.kind != KIND || answer.api_version != self.api_version {
+            let (kind, version) = (&answer.kind, &answer.api_version);
+            return Err(
+                self.failed(format!("its answer is a {kind} of {version}, not of {}", self.api_version))
+            );
+        }
+        answer.status.ok_or_else(|| self.failed("its answer has no status"))
+    }
+
+    /// Returns true if the plugin may ask its user.
+    fn is_interactive(&self) -> Result<bool, CredentialError> {
+        match self.exec.interactive_mode {
+            Some(ExecInteractiveMode::Never) => Ok(false),
+            Some(ExecInteractiveMode::IfAvailable) | None => Ok(stdin().is_terminal()),
+            Some(ExecInteractiveMode::Always) if stdin().is_terminal() => Ok(true),
+            Some(ExecInteractiveMode::Always) => Err(CredentialError::PluginSettings(
+                "interactiveMode is Always, but standard input is not a terminal".to_owned(),
+            )),
+        }
+    }
+
+    fn failed(&self, why: impl Into<String>) -> CredentialError {
+        CredentialError::Plugin { command: self.command.clone(), why: why.into() }
+    }
+}
+
+impl Status {
+    /// Returns when the credentials expire. Later changes of the wall clock have no effect.
+    fn expires(&self) -> Result<Option<Instant>, String> {
+        let Some(text) = &self.expiration_timestamp else { return Ok(None) };
+        let at: Timestamp = text.parse().map_err(|error| format!("expirationTimestamp {text:?}: {error}"))?;
+        let left = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default();
+        Ok(Some(Instant::now() + left))
+    }
+
+    fn identity(&self) -> Result<Option<Arc<Identity>>, &'static str> {
+        match (self.client_certificate_data.is_empty(), self.client_key_data.is_empty()) {
+            (true, true) => Ok(None),
+            (false, false) => Ok(Some(Arc::new(Identity {
+                certificate: self.client_certificate_data.clone(),
+                key: self.client_key_data.clone(),
+            }))),
+            _ => Err("its answer has a certificate or a key, but not both"),
+        }
+    }
+}

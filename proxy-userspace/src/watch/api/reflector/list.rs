@@ -1,0 +1,69 @@
+//! Lists that are not streamed.
+
+use std::collections::BTreeMap;
+
+use tracing::debug;
+
+use super::{End, Reflector};
+use crate::{
+    model::NamespacedName,
+    watch::{
+        api::{
+            failure::{Failure, FailureClass},
+            list_reader::ListReader,
+            request::{self, Freshness, HttpRequest, PAGE_SIZE},
+            response,
+            wire::Page,
+        },
+        decode::Kind,
+    },
+};
+
+impl<K: Kind> Reflector<K> {
+    /// Lists with the parameters of client-go's reflector. With a limit and [`Freshness::Any`], a
+    /// server that has a cache answers from it, without pages.
+    pub(super) async fn list(&mut self) -> Result<(), End> {
+        let from_cache = matches!(self.freshness, Freshness::NotOlderThan(_)) && !self.has_pages;
+        let limit = (!from_cache).then_some(PAGE_SIZE);
+        match self.list_pages(limit).await {
+            Err(End::Failed(failure)) if failure.class == FailureClass::Expired && limit.is_some() => {
+                debug!(resource = K::PLURAL, "the list expired between two pages: {failure}");
+                self.list_pages(None).await
+            }
+            result => result,
+        }
+    }
+
+    async fn list_pages(&mut self, limit: Option<u32>) -> Result<(), End> {
+        let mut objects = BTreeMap::new();
+        let mut request = request::list::<K>(&self.selectors, &self.freshness, limit)?;
+        loop {
+            let page = self.read_page(request, &mut objects).await?;
+            let Some(token) = page.metadata.continue_token.filter(|token| !token.is_empty()) else {
+                return self.replace(objects, page.metadata.resource_version).await;
+            };
+            self.has_pages |= self.freshness == Freshness::Any;
+            request = request::next_page::<K>(&self.selectors, limit, &token)?;
+        }
+    }
+
+    /// Requests a page, and adds its items to `objects`.
+    async fn read_page(
+        &mut self,
+        request: HttpRequest,
+        objects: &mut BTreeMap<NamespacedName, K>,
+    ) -> Result<Page, Failure> {
+        let limit = self.timing.response;
+        let mut response = response::send(&self.client, request, limit).await?;
+        let mut reader = ListReader::default();
+        let mut take = |item: &[u8]| {
+            let item = serde_json::from_slice(item).map_err(Failure::invalid)?;
+            if let (_, Some(delta)) = self.decode(item) {
+                delta.apply_to(objects, K::key);
+            }
+            Ok(())
+        };
+        while response.read(limit, |bytes| reader.read(bytes, &mut take)).await? {}
+        reader.finish()
+    }
+}

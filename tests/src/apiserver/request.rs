@@ -1,0 +1,61 @@
+//! The requests for lists and watches, as tests see them.
+
+use std::collections::BTreeMap;
+
+use http::{HeaderMap, HeaderValue, Uri};
+
+use super::{Resource, Verb};
+
+/// A request that the server received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The resource's name in URLs.
+    pub plural: &'static str,
+    /// The kind of the request.
+    pub verb: Verb,
+    /// The path and the query, as they were sent.
+    pub target: String,
+    /// The query, decoded.
+    pub query: Query,
+    /// The headers. Values that are not ASCII are left out.
+    pub headers: BTreeMap<String, String>,
+}
+
+/// The decoded query of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Query(pub(super) BTreeMap<String, String>);
+
+impl Request {
+    pub(super) fn new(resource: &Resource, uri: &Uri, headers: &HeaderMap, query: Query) -> Self {
+        let text = |value: &HeaderValue| Some(value.to_str().ok()?.to_owned());
+        Self {
+            plural: resource.plural,
+            verb: query.verb(),
+            target: uri.path_and_query().map(ToString::to_string).unwrap_or_default(),
+            query,
+            headers: headers
+                .iter()
+                .filter_map(|(name, value)| Some((name.to_string(), text(value)?)))
+                .collect(),
+        }
+    }
+}
+
+impl Query {
+    /// The value of a parameter.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+
+    pub(super) fn is(&self, key: &str) -> bool {
+        matches!(self.get(key), Some("true" | "1"))
+    }
+
+    fn verb(&self) -> Verb {
+        match (self.is("watch"), self.is("sendInitialEvents")) {
+            (true, true) => Verb::WatchList,
+            (true, false) => Verb::Watch,
+            (false, _) => Verb::List,
+        }
+    }
+}
