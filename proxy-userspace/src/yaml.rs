@@ -1,17 +1,24 @@
-//! Reads YAML with the booleans of YAML 1.1, as kubectl and kube-proxy do.
+//! Reads and writes YAML with the booleans of YAML 1.1, as kubectl and kube-proxy do.
 //!
-//! `serde_yaml_ng` reads YAML 1.2, where `yes` and `on` are text. The library of Kubernetes reads
+//! `serde_yaml_ng` has YAML 1.2, where `yes` and `on` are text. The library of Kubernetes reads
 //! them as booleans, unless they are quoted or have a tag.
 #![forbid(unsafe_code)]
 
 use std::borrow::Cow;
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
+use serde::Serialize;
 use serde_yaml_ng::{Error, Value};
 
 /// Parses one document.
 pub fn parse(text: &str) -> Result<Value, Error> {
-    serde_yaml_ng::from_str(&with_plain_booleans(text))
+    serde_yaml_ng::from_str(&with_plain(text, |_, boolean| boolean.to_owned()))
+}
+
+/// Writes one document. Texts that YAML 1.1 would read as booleans are quoted.
+pub fn to_string(value: &impl Serialize) -> Result<String, Error> {
+    let text = serde_yaml_ng::to_string(value)?;
+    Ok(with_plain(&text, |word, _| format!("'{word}'")).into_owned())
 }
 
 /// Returns the boolean that a plain scalar means in YAML 1.1 only (`resolveMapList` in
@@ -24,9 +31,10 @@ fn boolean(word: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the text with `true` and `false` in the place of these words. Few texts have one, and
-/// only those are scanned for scalars. The text after a syntax error stays as it is.
-fn with_plain_booleans(text: &str) -> Cow<'_, str> {
+/// Returns the text with other words in the place of these plain scalars. `other` gets the word and
+/// the boolean. Few texts have one, and only those are scanned for scalars. The text after a syntax
+/// error stays as it is.
+fn with_plain(text: &str, other: impl Fn(&str, &str) -> String) -> Cow<'_, str> {
     let is_end_of_word = |c: char| c.is_whitespace() || "[]{},:".contains(c);
     if !text.split(is_end_of_word).any(|word| boolean(word).is_some()) {
         return Cow::Borrowed(text);
@@ -41,7 +49,7 @@ fn with_plain_booleans(text: &str) -> Cow<'_, str> {
         {
             let start = span.start.index();
             replaced.extend(rest.by_ref().take(start - position));
-            replaced.push_str(boolean);
+            replaced.push_str(&other(&word, boolean));
             position = start + word.len();
             rest.by_ref().take(word.len()).for_each(drop);
         }
@@ -88,6 +96,13 @@ mod tests {
         ] {
             assert_eq!(value[key], Value::from(expected), "{key}");
         }
+    }
+
+    #[test]
+    fn a_written_text_is_a_text_when_it_is_read() {
+        let value = parse("a: 'n'\nb: ['on', x]\n'yes': true\nc: \"no\\nyes\"\n").unwrap();
+        let text = to_string(&value).unwrap();
+        assert_eq!(parse(&text).unwrap(), value, "{text}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use proxy_userspace::{
     config::{Config, ProbeOutput},
     dataplane::{Mode, ipvs},
     kernel::{self, command::Launcher},
-    node, probe,
+    node, probe, yaml,
 };
 
 use super::dataplane;
@@ -17,7 +17,7 @@ use super::dataplane;
 /// Writes the configuration in effect, as kube-proxy does: kube-proxy's fields with their defaults,
 /// and shunt's own fields if they were given.
 pub(crate) fn write_config(config: &Config, path: &Path) -> anyhow::Result<()> {
-    let text = serde_yaml_ng::to_string(&config.effective.document())?;
+    let text = yaml::to_string(&config.effective.document())?;
     std::fs::write(path, text).with_context(|| {
         format!("cannot write the configuration to {} (--write-config-to)", path.display())
     })?;
