@@ -49,6 +49,14 @@ pub enum KernelError {
         .0.display()
     )]
     NoBpffs(PathBuf),
+    /// A bpf filesystem that this process mounts would end with its container.
+    #[error(
+        "cannot pin maps and links: no bpf filesystem is mounted on {path}, and one that shunt mounts would end with \
+         this container (its mount namespace), and all pins with it; mount the node's {path} into the container; if \
+         the node has none, run there: mount -t bpf bpf {path}",
+        path = super::bpf::BPFFS
+    )]
+    BpffsNotLasting,
     /// Users other than ours can change this pin directory.
     #[error(
         "cannot use the pin directory {}: it belongs to user {owner} and has mode {mode:04o}; it must belong to \

@@ -2,6 +2,7 @@
 //! process uses or replaces them without a gap.
 
 mod batch;
+mod bpffs;
 mod link;
 mod log;
 mod mapped;
@@ -28,7 +29,6 @@ use aya::{
 };
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
-pub(super) use self::pins::{BPFFS, check_pin_directory, is_bpffs, mount_bpffs, try_pin};
 use self::tc::LinkProgram;
 pub use self::{
     batch::{Reader, Writer},
@@ -36,6 +36,10 @@ pub use self::{
     log::{LogLevel, MessageReader, RingReader, Wakeup},
     mapped::MappedWords,
     pins::{DEFAULT_PIN_DIR, PinDir, first_words},
+};
+pub(super) use self::{
+    bpffs::{BPFFS, check_lasting, is_bpffs, mount_bpffs},
+    pins::{check_pin_directory, try_pin},
 };
 use super::KernelError;
 

@@ -9,18 +9,16 @@ use std::{
 };
 
 use aya::{Pod, maps::MapInfo};
-use nix::{
-    mount::{MsFlags, mount},
-    sys::statfs::{BPF_FS_MAGIC, statfs},
-};
 
-use super::{super::KernelError, MapSpec, MappedWords, Reader, private_directory, syscall};
+use super::{
+    super::KernelError,
+    MapSpec, MappedWords, Reader,
+    bpffs::{ensure_bpffs, is_bpffs},
+    private_directory, syscall,
+};
 
 /// The default directory of pins.
 pub const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/shunt";
-
-/// The path where distributions and container runtimes mount bpffs.
-pub(in crate::kernel) const BPFFS: &str = "/sys/fs/bpf";
 
 /// A directory of pins. Maps are pinned under their names, links below `links/`.
 ///
@@ -40,7 +38,7 @@ pub struct PinDir {
 
 impl PinDir {
     /// Creates the directory and locks it. If it is below /sys/fs/bpf and no bpffs is mounted
-    /// there, mounts one. If a security module denies that, the error names it. A directory that
+    /// there, mounts one, unless it would not outlive the container. If a security module denies that, the error names it. A directory that
     /// other users can change is an error.
     pub fn create(path: &Path) -> Result<Self, KernelError> {
         Self::try_create(path).map_err(KernelError::explained)
@@ -48,13 +46,9 @@ impl PinDir {
 
     fn try_create(path: &Path) -> Result<Self, KernelError> {
         ensure_bpffs(path)?;
-        let lock = private_directory::create(path)?;
+        let directory = private_directory::create(path)?;
         private_directory::create(&path.join("links"))?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self { path: path.into(), lock: Some(lock) }),
-            Err(TryLockError::WouldBlock) => Err(KernelError::PinsInUse(path.into())),
-            Err(TryLockError::Error(error)) => Err(KernelError::path("lock directory", path)(error)),
-        }
+        Ok(Self { path: path.into(), lock: Some(lock(path, directory)?) })
     }
 
     /// Creates the directory again if it was removed.
@@ -80,6 +74,14 @@ impl PinDir {
             }
             _ => Err(KernelError::NoBpffs(path.into())),
         }
+    }
+
+    /// Opens an existing directory and locks it, so that no other process changes it meanwhile.
+    /// Fails as [`Self::existing`] does, or if another process has the lock.
+    pub fn lock_existing(path: &Path) -> Result<Option<Self>, KernelError> {
+        let Some(existing) = Self::existing(path)? else { return Ok(None) };
+        let lock = lock(path, private_directory::open(path)?)?;
+        Ok(Some(Self { lock: Some(lock), ..existing }))
     }
 
     /// Returns the same directory without a lock, to read it.
@@ -252,6 +254,15 @@ impl PinDir {
     }
 }
 
+/// Locks an open directory until it is closed.
+fn lock(path: &Path, directory: File) -> Result<File, KernelError> {
+    match directory.try_lock() {
+        Ok(()) => Ok(directory),
+        Err(TryLockError::WouldBlock) => Err(KernelError::PinsInUse(path.into())),
+        Err(TryLockError::Error(error)) => Err(KernelError::path("lock directory", path)(error)),
+    }
+}
+
 /// Returns the first words, in host byte order, of the first value of a pinned array. The values
 /// may have any size.
 pub fn first_words<const N: usize>(path: &Path) -> Result<[u32; N], KernelError> {
@@ -269,29 +280,6 @@ pub(super) fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
-}
-
-/// Returns true if the path is on a bpf filesystem.
-pub(in crate::kernel) fn is_bpffs(path: &Path) -> bool {
-    statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC)
-}
-
-/// Makes sure that pins can be created in this directory, which may not exist yet. Mounts a bpffs
-/// at its usual path if it is missing there.
-fn ensure_bpffs(path: &Path) -> Result<(), KernelError> {
-    if path.starts_with(BPFFS) && !is_bpffs(Path::new(BPFFS)) && Path::new(BPFFS).is_dir() {
-        mount_bpffs()?;
-        tracing::info!(path = BPFFS, "mounted a bpf filesystem, because there was none");
-    }
-    let existing = path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
-    if is_bpffs(existing) { Ok(()) } else { Err(KernelError::NoBpffs(path.into())) }
-}
-
-/// Mounts a bpffs at its usual path, for this user only. Without the option, every user may create
-/// directories in it.
-pub(in crate::kernel) fn mount_bpffs() -> Result<(), KernelError> {
-    mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
-        .map_err(|error| KernelError::path("mount bpf filesystem on", BPFFS)(error.into()))
 }
 
 /// Checks that no other user can change an existing pin directory.

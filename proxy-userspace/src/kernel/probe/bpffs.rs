@@ -10,7 +10,7 @@ use nix::{
 use super::Fact;
 use crate::kernel::{
     KernelError,
-    bpf::{BPFFS, check_pin_directory, is_bpffs, mount_bpffs, try_pin},
+    bpf::{BPFFS, check_lasting, check_pin_directory, is_bpffs, mount_bpffs, try_pin},
     capabilities,
 };
 
@@ -27,6 +27,17 @@ pub(super) fn probe(pin_dir: &Path) -> Fact {
     let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
     let is_known = known.lines().any(|line| line.split_whitespace().last() == Some("bpf"));
     if pin_dir.starts_with(BPFFS) && Path::new(BPFFS).is_dir() && is_known {
+        match check_lasting() {
+            // The remedy is that of the feature.
+            Err(KernelError::BpffsNotLasting) => {
+                return Fact::Missing(format!(
+                    "none is mounted on {BPFFS}, and one that shunt mounts would end with this container (its mount \
+                     namespace)"
+                ));
+            }
+            Err(error) => return Fact::Unknown(error.to_string()),
+            Ok(()) => {}
+        }
         let tried = in_fresh_mount_namespace(|| mount_bpffs().and_then(|()| try_pin(Path::new(BPFFS))));
         return fact(tried, format!("not mounted on {BPFFS}; shunt mounts it when it starts"));
     }
@@ -61,6 +72,8 @@ mod tests {
         os::unix::fs::{PermissionsExt as _, symlink},
     };
 
+    use nix::mount::{MntFlags, umount2};
+
     use super::*;
     use crate::kernel::bpf::PinDir;
 
@@ -69,6 +82,48 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let fact = probe(&directory.path().join("shunt"));
         assert!(fact.is_missing() && fact.detail().contains("shunt is not on a bpf filesystem"), "{fact:?}");
+    }
+
+    /// Runs a job in a mount namespace without a bpf filesystem, as in a container.
+    fn in_container(job: impl FnOnce() + Send) {
+        let tried = in_fresh_mount_namespace(|| {
+            while is_bpffs(Path::new(BPFFS)) {
+                umount2(BPFFS, MntFlags::MNT_DETACH).expect("unmounted");
+            }
+            job();
+            Ok(())
+        });
+        tried.expect("a mount namespace");
+    }
+
+    #[test]
+    fn a_bpffs_that_would_end_with_the_container_is_missing_and_not_mounted() {
+        in_container(|| {
+            let pins = Path::new(BPFFS).join("shunt");
+            let fact = probe(&pins);
+            assert!(fact.is_missing() && fact.detail().contains("would end with this container"), "{fact:?}");
+            let created = PinDir::create(&pins).map(drop);
+            assert!(matches!(created, Err(KernelError::BpffsNotLasting)), "{created:?}");
+            assert!(!is_bpffs(Path::new(BPFFS)), "it is mounted nevertheless");
+        });
+    }
+
+    /// `hostPath: /sys/fs/bpf`, where the node has no bpf filesystem.
+    #[test]
+    fn a_directory_of_the_node_is_enough_if_mounts_propagate_back_to_it() {
+        in_container(|| {
+            let mount_at = |flags, source| {
+                mount(source, BPFFS, None::<&str>, flags, None::<&str>).expect("mounted");
+            };
+            mount_at(MsFlags::MS_BIND, Some(BPFFS));
+            let pins = Path::new(BPFFS).join("shunt");
+            assert!(probe(&pins).is_missing(), "it would be seen in the container only");
+            mount_at(MsFlags::MS_SHARED, None);
+            let fact = probe(&pins);
+            assert!(matches!(&fact, Fact::Present(detail) if detail.contains("shunt mounts it")), "{fact:?}");
+            let _created = PinDir::create(&pins).expect("created");
+            assert!(pins.is_dir() && is_bpffs(&pins));
+        });
     }
 
     #[test]

@@ -221,9 +221,7 @@ mod tests {
         let before = (links(), tables());
         let facts = facts(&Launcher::default(), Path::new(bpf::DEFAULT_PIN_DIR));
         assert_eq!(facts.features.len(), 19);
-        for feature in
-            [Feature::SocketPrograms, Feature::LinkPrograms, Feature::Maps, Feature::Bpffs, Feature::Clsact]
-        {
+        for feature in [Feature::SocketPrograms, Feature::LinkPrograms, Feature::Maps, Feature::Clsact] {
             let fact = &facts.features[&feature];
             assert!(matches!(fact, Fact::Present(_)), "{feature:?}: {fact:?}");
         }

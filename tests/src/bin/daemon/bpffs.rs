@@ -4,7 +4,7 @@ use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use shunt_tests::{agent::protocol::GetRequest, deadline::Deadline, world::Host};
+use shunt_tests::{agent::protocol::GetRequest, deadline::Deadline, process::write_script, world::Host};
 
 use super::test_node::{Setup, TestNode};
 
@@ -25,6 +25,35 @@ pub(crate) fn without_a_bpf_filesystem_the_proxy_ends_with_an_error(setup: &Setu
     let programs = node.world.run(Host::Node1, "bpftool net list; nft list ruleset")?;
     ensure!(!programs.contains("shunt"), "it left something in the kernel: {programs}");
     Ok(())
+}
+
+/// kube-proxy's own `DaemonSet` does not mount `/sys/fs/bpf`. A bpf filesystem that shunt mounted
+/// would end with the container, and connections with it.
+pub(crate) fn a_bpf_filesystem_of_the_container_only_is_refused_for_ebpf(setup: &Setup) -> Result<()> {
+    const REASON: &str = "would end with this container";
+    let folder = tempfile::tempdir()?;
+    let shunt = folder.path().join("shunt-without-bpffs");
+    let hide = "while umount --lazy /sys/fs/bpf 2>/dev/null; do :; done; exec \"$@\"";
+    let script =
+        format!("#!/bin/bash\nexec unshare --mount bash -c '{hide}' hide {} \"$@\"\n", setup.shunt.display());
+    write_script(&shunt, &script)?;
+    let contained = |mode| {
+        let mut node = TestNode::new(&Setup { shunt: shunt.clone(), mode: setup.mode.clone() }, mode, "{}")?;
+        node.proxy.set_flag("--bpf-pin-dir", "/sys/fs/bpf/shunt");
+        anyhow::Ok(node)
+    };
+    let mut node = contained("ebpf")?;
+    ensure!(node.proxy.start(&mut node.world).is_err(), "it started without a bpf filesystem that lasts");
+    [REASON, "the mode ebpf does not work here"]
+        .iter()
+        .try_for_each(|part| node.wait_for_log(part, TIMEOUT))?;
+    let mut node = contained("auto")?;
+    node.proxy.start(&mut node.world)?;
+    node.wait_for_metric("shunt_mode{mode=\"nftables\"} 1", TIMEOUT)?;
+    node.wait_for_log(REASON, Duration::ZERO)?;
+    let report = node.world.run(Host::Node1, &format!("{} probe", shunt.display()))?;
+    ensure!(report.contains(REASON), "{report}");
+    node.end()
 }
 
 /// Programs and maps are in the kernel and work. But shunt cannot repair them, and they cannot

@@ -35,13 +35,14 @@ struct Arguments {
 
 type Scenario = fn(&Setup) -> Result<()>;
 
-const SCENARIOS: [(&str, Scenario); 21] = [
+const SCENARIOS: [(&str, Scenario); 22] = [
     ("outages", outages::traffic_continues_whatever_the_api_server_does),
     ("repairs", repairs::drift_is_repaired),
     ("broken-mode", auto::a_broken_mode_is_replaced_and_traffic_continues),
     ("incomplete-mode", auto::other_modes_rules_stay_while_a_service_is_left_out),
     ("unstartable-mode", auto::a_mode_that_cannot_start_is_skipped),
     ("no-bpffs", bpffs::without_a_bpf_filesystem_the_proxy_ends_with_an_error),
+    ("container-bpffs", bpffs::a_bpf_filesystem_of_the_container_only_is_refused_for_ebpf),
     ("lost-bpffs", bpffs::a_lost_bpf_filesystem_makes_the_proxy_unhealthy),
     ("refused-nftables", missing::iptables_replaces_nftables_if_the_tables_are_refused),
     ("no-iptables", missing::without_iptables_the_error_names_what_is_missing),
