@@ -37,11 +37,9 @@ fn main() -> ExitCode {
     if let Some(output) = flags.probe {
         return run::probe(output);
     }
-    let (is_cleanup, init_only, write_config_to) =
-        (flags.cleanup, flags.init_only, flags.write_config_to.clone());
-    let is_daemon = !is_cleanup && !init_only && write_config_to.is_none();
+    let once = flags.clone();
     let shutdown = CancellationToken::new();
-    let runtime = match is_daemon.then(|| start_runtime(&shutdown)).transpose() {
+    let runtime = match once.runs().then(|| start_runtime(&shutdown)).transpose() {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("shunt: cannot start threads or wait for signals: {}", with_causes(error.as_ref()));
@@ -59,10 +57,12 @@ fn main() -> ExitCode {
     let set_log_filter = set_up_log(&choice.config);
     let done = if let Some(runtime) = runtime {
         run_daemon(runtime, choice, set_log_filter, &shutdown)
-    } else if let Some(path) = write_config_to {
+    } else if let Some(path) = once.write_config_to {
         run::write_config(&choice.config, &path)
-    } else if is_cleanup {
+    } else if once.cleanup {
         run::cleanup(&choice.config)
+    } else if once.cleanup_own {
+        run::cleanup_own(&choice.config)
     } else {
         run::init_only(&choice.config)
     };

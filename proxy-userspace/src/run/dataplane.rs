@@ -211,7 +211,8 @@ pub(super) fn remove_other_modes(
     errors
 }
 
-fn cleanup_ebpf(config: &Config, launcher: &Launcher) -> Vec<RenderError> {
+/// Removes programs, maps, and the rules that work with them.
+pub(super) fn cleanup_ebpf(config: &Config, launcher: &Launcher) -> Vec<RenderError> {
     let settings = assembly::ebpf(config, launcher);
     let mut errors = Ebpf::cleanup_at(&settings.pin_dir);
     errors.extend(Ebpf::remove_rules(&settings));

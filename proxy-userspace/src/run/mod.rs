@@ -6,6 +6,7 @@ mod deprecation;
 mod mode_choice;
 mod node_facts;
 mod one_shot;
+mod other_proxy;
 mod reload;
 mod sources;
 mod takeover;
@@ -14,7 +15,7 @@ use std::{net::SocketAddr, process, sync::Arc, thread, time::Duration};
 
 pub(crate) use self::{
     mode_choice::ModeChoice,
-    one_shot::{cleanup, init_only, probe, write_config},
+    one_shot::{cleanup, cleanup_own, init_only, probe, write_config},
     reload::SetLogFilter,
 };
 use self::{
@@ -158,6 +159,7 @@ async fn run_mode(
     let mut tasks = Tasks::new();
     let inputs = sources::start(choice, &outputs, settings, node_events, &mut tasks);
     let give_up_after = choice.give_up_after();
+    let had_programs = other_proxy::has_programs(config);
     let mut renderer = match dataplane::renderer(config, launcher, &inputs.drift) {
         Ok(renderer) => renderer,
         Err(error) if give_up_after.is_some() && !is_in_use(&error) => {
@@ -167,7 +169,7 @@ async fn run_mode(
     };
     outputs.metrics.set_kernel_counts(renderer.kernel_counts());
     outputs.metrics.set_mode_metrics(renderer.mode_metrics());
-    let mut takeover = Takeover::new(broken, config, launcher);
+    let mut takeover = Takeover::new(broken, config, launcher, had_programs);
     let mut sync =
         SyncLoop::new(reload::settings(config, give_up_after), renderer, outputs, shutdown.clone());
     tokio::select! {

@@ -37,9 +37,7 @@ impl ModeChoice {
         let config = Config::load(&flags, &environment)?;
         let broken = Vec::new();
         let mut this = Self { flags, environment, launcher, config, why: "as configured".into(), broken };
-        let Flags { cleanup, init_only, .. } = this.flags;
-        let runs = !cleanup && !init_only && this.flags.write_config_to.is_none();
-        if this.config.mode_is_auto && runs {
+        if this.config.mode_is_auto && this.flags.runs() {
             let evaluation = this.probe();
             this.why = format!("auto: {}", evaluation.why);
             if let Some(mode) = this.first_usable(&evaluation) {

@@ -1,4 +1,5 @@
-//! Tasks after which shunt exits: `--write-config-to`, `--init-only`, `--cleanup`, `probe`.
+//! Tasks after which shunt exits: `--write-config-to`, `--init-only`, `--cleanup`, `--cleanup-own`,
+//! `probe`.
 
 use std::{path::Path, process::ExitCode};
 
@@ -7,12 +8,12 @@ use proxy_userspace::{
     assembly,
     causes::with_causes,
     config::{Config, ProbeOutput},
-    dataplane::{Mode, ipvs},
+    dataplane::{Mode, RenderError, ebpf::Ebpf, ipvs},
     kernel::{self, command::Launcher},
     node, probe, yaml,
 };
 
-use super::dataplane;
+use super::{dataplane, other_proxy, takeover::log_handover};
 
 /// Writes the configuration in effect, as kube-proxy does: kube-proxy's fields with their defaults,
 /// and shunt's own fields if they were given.
@@ -44,12 +45,42 @@ pub(crate) fn init_only(config: &Config) -> anyhow::Result<()> {
 
 /// Removes everything that shunt or kube-proxy wrote into the kernel, and logs every error.
 pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
-    let errors = dataplane::cleanup(config, &Launcher::default());
-    for error in &errors {
-        tracing::error!(error = with_causes(error), "cannot remove something that shunt or kube-proxy wrote");
+    if other_proxy::serves(config) {
+        tracing::warn!(
+            "a proxy runs on this node: --cleanup removes its rules too, and it may write them again only at its next \
+             full sync; --cleanup-own removes only what is shunt's"
+        );
+    }
+    check_removed(&dataplane::cleanup(config, &Launcher::default()))?;
+    tracing::info!("removed everything that shunt or kube-proxy wrote into the kernel");
+    Ok(())
+}
+
+/// `--cleanup-own`: once another proxy serves this node, hands the connections of shunt's programs
+/// over to conntrack, as for a change of the mode, and removes programs, maps and shunt's own rules.
+///
+/// The rules of kube-proxy's modes stay. If shunt wrote them, the other proxy has taken them over
+/// or removed them when it started.
+pub(crate) fn cleanup_own(config: &Config) -> anyhow::Result<()> {
+    // The lock keeps another shunt from starting meanwhile.
+    let pins = other_proxy::wait_until_it_serves(config)?;
+    if pins.is_some() {
+        tracing::info!(
+            "another proxy serves this node: removing shunt's programs, which served its last endpoints"
+        );
+        log_handover("eBPF programs", Ebpf::hand_over(&config.ebpf.pin_dir));
+    }
+    check_removed(&dataplane::cleanup_ebpf(config, &Launcher::default()))?;
+    tracing::info!("removed what is shunt's from the kernel");
+    Ok(())
+}
+
+/// Logs every error of a removal. Fails if there are any.
+fn check_removed(errors: &[RenderError]) -> anyhow::Result<()> {
+    for error in errors {
+        tracing::error!(error = with_causes(error), "cannot remove something from the kernel");
     }
     anyhow::ensure!(errors.is_empty(), "the cleanup is incomplete: {} errors; run it again", errors.len());
-    tracing::info!("removed everything that shunt or kube-proxy wrote into the kernel");
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use proxy_userspace::{
     sync::TakeoverStage,
 };
 
-use super::dataplane;
+use super::{dataplane, other_proxy};
 
 /// The takeover by the mode that runs. It is done once.
 pub(super) struct Takeover {
@@ -24,14 +24,37 @@ pub(super) struct Takeover {
     pub(super) broken: Vec<Box<dyn Renderer>>,
     config: Config,
     launcher: Launcher,
+    /// An earlier process left programs.
+    had_programs: bool,
     is_done: bool,
     link: RemainingLink,
 }
 
 impl Takeover {
-    pub(super) fn new(broken: Vec<Box<dyn Renderer>>, config: &Config, launcher: &Launcher) -> Self {
+    pub(super) fn new(
+        broken: Vec<Box<dyn Renderer>>,
+        config: &Config,
+        launcher: &Launcher,
+        had_programs: bool,
+    ) -> Self {
         let (config, launcher) = (config.clone(), launcher.clone());
-        Self { broken, config, launcher, is_done: false, link: RemainingLink::default() }
+        Self { broken, config, launcher, had_programs, is_done: false, link: RemainingLink::default() }
+    }
+
+    /// Warns if another proxy wrote rules while the programs of an earlier process were in front of
+    /// them. The earlier process would have removed such rules, unless they were its backstop.
+    fn report_replacement(&self, backstop: Option<Mode>) {
+        if self.config.mode != Mode::Ebpf || !self.had_programs || backstop.is_some() {
+            return;
+        }
+        let rules = other_proxy::rules(&self.config, &self.launcher);
+        if !rules.is_empty() {
+            tracing::warn!(
+                ?rules,
+                "another proxy wrote rules behind shunt's programs: while it ran on this node, connections went to \
+                 the endpoints of shunt's last run; run shunt --cleanup-own when another proxy takes a node over"
+            );
+        }
     }
 }
 
@@ -66,6 +89,7 @@ impl TakeoverStage for Takeover {
         }
         if !self.is_done {
             self.is_done = true;
+            self.report_replacement(backstop);
             let mut errors: Vec<_> = self.broken.drain(..).flat_map(|mut broken| broken.cleanup()).collect();
             errors.extend(dataplane::remove_other_modes(&self.config, backstop, &self.launcher));
             for error in errors {
@@ -123,7 +147,10 @@ impl RemainingLink {
 }
 
 /// Logs how a handover of connections to conntrack ended.
-fn log_handover<E: std::error::Error + 'static>(from: &'static str, outcome: Result<HandoverCounts, E>) {
+pub(super) fn log_handover<E: std::error::Error + 'static>(
+    from: &'static str,
+    outcome: Result<HandoverCounts, E>,
+) {
     match outcome {
         Ok(done) if done == HandoverCounts::default() => {}
         Ok(HandoverCounts { connections, lost: 0 }) => {

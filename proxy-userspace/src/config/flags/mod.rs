@@ -39,6 +39,8 @@ pub struct Flags {
     pub init_only: bool,
     /// `--cleanup`.
     pub cleanup: bool,
+    /// `--cleanup-own`.
+    pub cleanup_own: bool,
     /// The subcommand `probe` and its output format.
     pub probe: Option<ProbeOutput>,
     /// Indices of [`FLAGS`] with their values.
@@ -60,6 +62,7 @@ impl Flags {
             init_only: is_on("init-only"),
             probe: matches.subcommand_matches("probe").and_then(|probe| probe.get_one("output").copied()),
             cleanup: is_on("cleanup"),
+            cleanup_own: is_on("cleanup-own"),
             given,
         })
     }
@@ -70,6 +73,7 @@ impl Flags {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let once = [
             ("cleanup", self.cleanup.to_string()),
+            ("cleanup-own", self.cleanup_own.to_string()),
             ("config", path(&self.config).unwrap_or_default()),
             ("init-only", self.init_only.to_string()),
             ("write-config-to", path(&self.write_config_to).unwrap_or_default()),
@@ -78,6 +82,11 @@ impl Flags {
         let defaults = FLAGS.iter().map(|flag| (flag.name, default(flag).to_owned()));
         let given = self.given.iter().map(|(index, text)| (FLAGS[*index].name, text.clone()));
         once.into_iter().chain(defaults).chain(given).collect()
+    }
+
+    /// Returns true if shunt is to run: no flag asks for one task only.
+    pub const fn runs(&self) -> bool {
+        !self.cleanup && !self.cleanup_own && !self.init_only && self.write_config_to.is_none()
     }
 
     /// Adds the given flags to the settings. As with upstream, most flags of kube-proxy are ignored
@@ -173,6 +182,10 @@ fn command() -> Command {
     }
     let once = [
         toggle("cleanup", "Remove everything that shunt or kube-proxy wrote into the kernel, and exit"),
+        toggle(
+            "cleanup-own",
+            "Wait until another proxy serves this node, hand connections over to it, remove only what is shunt's, and exit",
+        ),
         toggle(
             "init-only",
             "Set the sysctls of conntrack and of the ipvs mode, and exit; run it as root before a shunt that has fewer privileges",

@@ -28,6 +28,11 @@ const UPSTREAM: &str = "
 const ONCE: &[(&str, &str)] = &[
     ("--cleanup", "Remove everything that shunt or kube-proxy wrote into the kernel, and exit"),
     (
+        "--cleanup-own",
+        "Wait until another proxy serves this node, hand connections over to it, remove only what is shunt's, and exit: \
+         [migration](migration.md#going-back)",
+    ),
+    (
         "--init-only",
         "Set the sysctls of conntrack and of the ipvs mode, and exit; run it as root before a shunt that has fewer privileges",
     ),

@@ -377,7 +377,7 @@ fn every_flag_sets_a_field_and_is_in_the_help() {
         assert!(!flags::help(flag).is_empty(), "--{} says nothing", flag.name);
     }
     let (before, once) = help.split_once("Do one thing and exit:").expect("a group");
-    for flag in ["--cleanup", "--init-only", "--write-config-to", "--version", "--help"] {
+    for flag in ["--cleanup", "--cleanup-own", "--init-only", "--write-config-to", "--version", "--help"] {
         assert!(once.contains(flag) && !before.contains(&format!("{flag} ")), "{flag}");
     }
 }

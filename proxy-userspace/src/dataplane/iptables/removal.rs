@@ -24,6 +24,9 @@ use crate::{
 /// `KUBE-FIREWALL` too.
 const KUBELET_CANARY: Chain = Chain::Fixed("KUBE-KUBELET-CANARY");
 
+/// The chain of Services, in both modes.
+const SERVICES: Chain = Chain::Fixed("KUBE-SERVICES");
+
 /// With more chains than this, iptables-nft is made to look at all of them: see [`TableWriter`].
 const MANY_CHAINS: usize = 1000;
 
@@ -32,6 +35,15 @@ impl Iptables {
     /// Continues after errors and returns them all.
     pub fn remove(settings: &IptablesSettings) -> Vec<IptablesError> {
         remove_but(settings, None, false)
+    }
+
+    /// Returns true if any process, including kube-proxy, wrote the chain of Services with either
+    /// backend of iptables.
+    pub fn has_rules(settings: &IptablesSettings) -> bool {
+        detect::installed(&settings.launcher).iter().any(|commands| {
+            let saved = commands.save(Table::Nat.name());
+            saved.is_ok_and(|saved| has_chain(&saved, SERVICES))
+        })
     }
 
     /// Removes what is not of this mode, and everything from the backend that the node does not

@@ -40,7 +40,7 @@ pub use self::{
     error::IpvsError,
     handover::hand_over,
     plan::Plan,
-    removal::{LinkRemoval, remove, remove_link},
+    removal::{LinkRemoval, has_link, remove, remove_link},
     sets::{Destination, Entry, Set, SetEntry},
     settings::{DUMMY_LINK, IpvsSettings},
     state::{RealServerState, State, VirtualServerState},

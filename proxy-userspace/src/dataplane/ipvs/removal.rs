@@ -60,7 +60,7 @@ pub fn remove(settings: &IpvsSettings, when: LinkRemoval) -> Vec<KernelError> {
 }
 
 /// Returns true if the dummy link exists.
-pub(super) fn has_link() -> bool {
+pub fn has_link() -> bool {
     DummyLink::open(DUMMY_LINK).is_ok_and(|link| link.exists())
 }
 

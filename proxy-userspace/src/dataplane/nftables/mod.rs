@@ -261,6 +261,15 @@ impl Nftables {
         [one, other].into_iter().flat_map(|part| self.commit(state, part)).collect()
     }
 
+    /// Returns true if a table of any process exists, including kube-proxy's.
+    pub fn has_tables() -> bool {
+        let socket = nftables::Nftables::open();
+        socket.is_ok_and(|mut socket| {
+            let mut exists = |family| socket.list_table(family, TABLE).is_ok_and(|table| table.exists);
+            IpFamily::ALL.into_iter().any(&mut exists)
+        })
+    }
+
     /// Removes the tables of all processes, including kube-proxy's.
     pub fn cleanup_tables() -> Vec<KernelError> {
         match nftables::Nftables::open() {

@@ -3,6 +3,7 @@
 
 mod auto;
 mod bpffs;
+mod give_back;
 mod lifecycle;
 mod missing;
 mod outages;
@@ -35,7 +36,7 @@ struct Arguments {
 
 type Scenario = fn(&Setup) -> Result<()>;
 
-const SCENARIOS: [(&str, Scenario); 22] = [
+const SCENARIOS: [(&str, Scenario); 24] = [
     ("outages", outages::traffic_continues_whatever_the_api_server_does),
     ("repairs", repairs::drift_is_repaired),
     ("broken-mode", auto::a_broken_mode_is_replaced_and_traffic_continues),
@@ -44,6 +45,8 @@ const SCENARIOS: [(&str, Scenario); 22] = [
     ("no-bpffs", bpffs::without_a_bpf_filesystem_the_proxy_ends_with_an_error),
     ("container-bpffs", bpffs::a_bpf_filesystem_of_the_container_only_is_refused_for_ebpf),
     ("lost-bpffs", bpffs::a_lost_bpf_filesystem_makes_the_proxy_unhealthy),
+    ("give-back", give_back::a_node_goes_to_shunt_and_back_without_a_failed_connection),
+    ("replaced", give_back::programs_stay_until_another_proxy_serves_and_the_next_start_reports_them),
     ("refused-nftables", missing::iptables_replaces_nftables_if_the_tables_are_refused),
     ("no-iptables", missing::without_iptables_the_error_names_what_is_missing),
     ("failed-restores", missing::a_failed_restore_is_retried_with_backoff),

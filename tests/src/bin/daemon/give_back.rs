@@ -1,0 +1,170 @@
+//! Scenarios of a node that goes from kube-proxy to shunt and back.
+//!
+//! Another shunt, in a netfilter mode, stands in for kube-proxy, whose rules it writes. It finds
+//! neither shunt's pins nor the command that would remove shunt's rules, which kube-proxy does not
+//! know.
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_yaml_ng::Mapping;
+use shunt_tests::{
+    deadline::Deadline,
+    process::{ChildProcess, write_script},
+    traffic::{ClientResult, Clients},
+    world::Host,
+};
+
+use super::test_node::{Setup, TestNode};
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// How often the node goes to shunt and back.
+const ROUNDS: usize = 3;
+const ENDPOINTS: [[Host; 2]; 3] = [[Host::A1, Host::A2], [Host::A2, Host::A3], [Host::A1, Host::A3]];
+const REPLACED: &str = "another proxy wrote rules behind shunt's programs";
+
+/// A node whose proxy is kube-proxy or shunt.
+struct SharedNode {
+    node: TestNode,
+    shunt: PathBuf,
+    /// The mode of kube-proxy.
+    mode: &'static str,
+    _folder: tempfile::TempDir,
+}
+
+impl SharedNode {
+    fn new(setup: &Setup, mode: &'static str) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let (program, shunt) = (folder.path().join("proxy"), setup.shunt.display());
+        let hide = "mount --bind /dev/null \"$(readlink -f \"$(command -v nft)\")\" && exec \"$@\"";
+        let script = format!(
+            "#!/bin/bash\ncase \" $* \" in\n  *' --mode ebpf '*) exec {shunt} \"$@\" ;;\n\
+             esac\nexec unshare --mount bash -c '{hide}' hide {shunt} \"$@\"\n"
+        );
+        write_script(&program, &script)?;
+        let node = TestNode::new(&Setup { shunt: program, mode: setup.mode.clone() }, mode, "{}")?;
+        Ok(Self { node, shunt: setup.shunt.clone(), mode, _folder: folder })
+    }
+
+    fn start(&mut self, mode: &str, pins: PathBuf) -> Result<()> {
+        let proxy = &mut self.node.proxy;
+        proxy.set_mode(mode, &Mapping::new())?;
+        proxy.set_flag("--bpf-pin-dir", &pins.display().to_string());
+        proxy.start(&mut self.node.world)
+    }
+
+    fn start_kube_proxy(&mut self) -> Result<()> {
+        self.start(self.mode, self.node.world.pin_directory().with_file_name("none"))
+    }
+
+    fn start_shunt(&mut self) -> Result<()> {
+        self.start("ebpf", self.node.world.pin_directory())
+    }
+
+    /// Starts `shunt --cleanup-own`, with the flags of the shunt that started last.
+    fn spawn_cleanup(&self) -> Result<ChildProcess> {
+        let log = File::options().create(true).append(true).open(self.cleanup_log())?;
+        let arguments = [self.node.proxy.arguments(), &["--cleanup-own".to_owned()]].concat();
+        self.node.world.spawn(Host::Node1, &self.shunt, &arguments, &log)
+    }
+
+    fn cleanup_log(&self) -> PathBuf {
+        self.node.world.directory().join("cleanup.log")
+    }
+
+    fn wait_for_cleanup_log(&self, text: &str) -> Result<()> {
+        let read = || fs::read_to_string(self.cleanup_log()).unwrap_or_default();
+        let found = Deadline::after(TIMEOUT).poll(|| read().contains(text).then_some(()));
+        found.with_context(|| format!("{text:?} is not in the log of the cleanup:\n{}", read()))
+    }
+
+    /// Waits until shunt has removed kube-proxy's rules.
+    fn wait_until_taken_over(&self) -> Result<()> {
+        let list = "nft list tables; iptables-save -t nat";
+        let is_gone = || {
+            let listed = self.node.world.run(Host::Node1, list).ok()?;
+            (!listed.contains("kube-proxy") && !listed.contains("KUBE-SERVICES")).then_some(())
+        };
+        Deadline::after(TIMEOUT).poll(is_gone).context("kube-proxy's rules are still there")
+    }
+
+    /// Gives the node to shunt, and back. The endpoints change after each step.
+    fn go_to_shunt_and_back(&mut self, round: usize) -> Result<()> {
+        self.node.proxy.stop()?;
+        self.start_shunt()?;
+        self.wait_until_taken_over()?;
+        self.serve(&ENDPOINTS[round % ENDPOINTS.len()])?;
+        let mut cleanup = self.spawn_cleanup()?;
+        self.wait_for_cleanup_log("shunt still runs on this node")?;
+        self.node.proxy.stop()?;
+        self.start_kube_proxy()?;
+        let status = cleanup.wait(TIMEOUT)?.context("the cleanup does not end")?;
+        let log = fs::read_to_string(self.cleanup_log())?;
+        ensure!(status.success() && !log.contains("WARN") && !log.contains("ERROR"), "the cleanup: {log}");
+        println!("{}", log.lines().filter(|line| line.contains("handed")).collect::<Vec<_>>().join("\n"));
+        fs::remove_file(self.cleanup_log())?;
+        ensure!(!self.node.world.pin_directory().exists(), "there are pins");
+        let left = self.node.world.run(Host::Node1, "nft list tables; bpftool net list")?;
+        ensure!(!left.contains("shunt"), "shunt's rules or programs stay: {left}");
+        self.serve(&ENDPOINTS[(round + 1) % ENDPOINTS.len()])
+    }
+
+    fn serve(&mut self, pods: &[Host]) -> Result<()> {
+        self.node.set_endpoints(pods)?;
+        self.node.wait_until_served(pods, TIMEOUT)
+    }
+
+    fn end(mut self) -> Result<()> {
+        self.node.proxy.set_flag("--bpf-pin-dir", &self.node.world.pin_directory().display().to_string());
+        self.node.proxy.set_mode("ebpf", &Mapping::new())?;
+        self.node.end()
+    }
+}
+
+/// Endpoints keep serving after they left, so a connection to a frozen endpoint is found by
+/// [`SharedNode::serve`].
+pub(crate) fn a_node_goes_to_shunt_and_back_without_a_failed_connection(setup: &Setup) -> Result<()> {
+    for mode in ["nftables", "iptables"] {
+        let mut shared = SharedNode::new(setup, mode)?;
+        // The link programs translate the connections of a2.
+        shared.node.world.move_out_of_cgroup(Host::A2)?;
+        shared.start_kube_proxy()?;
+        let mut clients = Clients::from_world(&mut shared.node.world)?;
+        clients.tolerate_deleted_flows();
+        clients.tolerate_mode_changes();
+        let rounds = || (0..ROUNDS).try_for_each(|round| shared.go_to_shunt_and_back(round));
+        let results = clients.connect_during(rounds);
+        let results = results.with_context(|| shared.node.proxy.log_tail(30))?;
+        println!("kube-proxy in the mode {mode}, {ROUNDS} times to shunt and back:");
+        ensure!(ClientResult::report(&results), "connections failed:\n{}", shared.node.proxy.log_tail(30));
+        clients.check_open_connections()?;
+        shared.end()?;
+    }
+    Ok(())
+}
+
+/// Nothing serves the node but shunt's programs, or kube-proxy serves it beside them.
+pub(crate) fn programs_stay_until_another_proxy_serves_and_the_next_start_reports_them(
+    setup: &Setup,
+) -> Result<()> {
+    let mut shared = SharedNode::new(setup, "iptables")?;
+    shared.start_shunt()?;
+    shared.node.proxy.stop()?;
+    let cleanup = shared.spawn_cleanup()?;
+    shared.wait_for_cleanup_log("waiting until another proxy serves this node")?;
+    drop(cleanup);
+    shared.node.wait_until_served(&ENDPOINTS[0], TIMEOUT)?;
+    shared.start_shunt()?;
+    ensure!(!shared.node.proxy.log().contains(REPLACED), "nothing replaced it");
+    shared.node.proxy.stop()?;
+    shared.start_kube_proxy()?;
+    shared.node.proxy.stop()?;
+    shared.start_shunt()?;
+    shared.node.wait_for_log(REPLACED, TIMEOUT)?;
+    shared.wait_until_taken_over()?;
+    shared.end()
+}
