@@ -1,13 +1,14 @@
 //! Checks `deploy/`: valid objects, roles with least rights, a chart that renders the same objects;
 //! and commands of the pages.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, net::IpAddr, path::Path, time::Duration};
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
-    core::v1::{ConfigMap, ServiceAccount},
+    core::v1::{ConfigMap, Container, Pod, PodSpec, ServiceAccount, VolumeMount},
     rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule},
 };
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use proxy_userspace::{
     config::{Config, ConfigFile, Environment, Flags},
     dataplane::Mode,
@@ -104,15 +105,9 @@ fn unknown_field_is_found() {
     check::<DaemonSet>(&object);
 }
 
-#[test]
-fn daemon_set_is_consistent_and_not_privileged() {
-    let set = object::<DaemonSet>("DaemonSet").spec.expect("a spec");
-    let labels = set.template.metadata.and_then(|metadata| metadata.labels).expect("labels");
-    for (name, value) in set.selector.match_labels.expect("a selector") {
-        assert_eq!(labels.get(&name), Some(&value));
-    }
-    let pod = set.template.spec.expect("a pod");
-    assert_eq!((pod.host_network, pod.service_account_name.as_deref()), (Some(true), Some("shunt")));
+/// Checks that a pod has what it mounts, and the rights of shunt and no more.
+fn check_pod(pod: &PodSpec) -> &Container {
+    assert_eq!(pod.host_network, Some(true));
     let [container] = &pod.containers[..] else { panic!("one container") };
     let mut mounts: Vec<_> =
         container.volume_mounts.iter().flatten().map(|mount| mount.name.as_str()).collect();
@@ -129,26 +124,84 @@ fn daemon_set_is_consistent_and_not_privileged() {
     let added = capabilities.add.as_deref().expect("some");
     let names = ["NET_ADMIN", "NET_RAW", "SYS_ADMIN", "SYS_RESOURCE"];
     assert_eq!(added, names, "the program `deployment` tries these");
+    let seccomp = context.seccomp_profile.as_ref().expect("a seccomp profile");
+    assert_eq!(seccomp.type_, "RuntimeDefault");
+    let is_cgroup = |mount: &&VolumeMount| mount.name == "cgroup";
+    let cgroup = container.volume_mounts.iter().flatten().find(is_cgroup).expect("cgroups");
+    assert_eq!(cgroup.read_only, Some(true));
+    container
+}
+
+#[test]
+fn daemon_set_is_consistent_and_not_privileged() {
+    let set = object::<DaemonSet>("DaemonSet").spec.expect("a spec");
+    let labels = set.template.metadata.and_then(|metadata| metadata.labels).expect("labels");
+    for (name, value) in set.selector.match_labels.expect("a selector") {
+        assert_eq!(labels.get(&name), Some(&value));
+    }
+    let pod = set.template.spec.expect("a pod");
+    assert_eq!(pod.service_account_name.as_deref(), Some("shunt"));
+    check_pod(&pod);
+}
+
+/// Returns the configuration of the manifests, with the flags of a container.
+fn configuration(container: &Container) -> Config {
+    let map: ConfigMap = object("ConfigMap");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("config.conf");
+    fs::write(&path, &map.data.expect("data")["config.conf"]).expect("written");
+    let arguments = container.args.iter().flatten().map(|argument| {
+        argument.replace("/etc/shunt", &directory.path().to_string_lossy()).replace("$(NODE_NAME)", "n")
+    });
+    let flags = Flags::parse(["shunt".to_owned()].into_iter().chain(arguments)).expect("flags");
+    let file = flags.config.is_some().then(|| ConfigFile::read(&path).expect("the file"));
+    let environment = Environment { host_name: "node1".into(), ..Environment::default() };
+    Config::load_from(&flags, file, &environment, Mode::Ebpf).expect("a configuration")
+}
+
+#[test]
+fn probes_ask_where_shunt_answers() {
+    let set = object::<DaemonSet>("DaemonSet").spec.expect("a spec");
+    let container = set.template.spec.expect("a pod").containers.remove(0);
+    let address = configuration(&container).healthz_bind_address.expect("an address");
+    for probe in [&container.startup_probe, &container.liveness_probe, &container.readiness_probe] {
+        let get = probe.as_ref().and_then(|probe| probe.http_get.as_ref()).expect("a request");
+        let asked: IpAddr = get.host.as_deref().expect("a host").parse().expect("an address");
+        assert!(address.ip() == asked || address.ip().is_unspecified(), "{address} {asked}");
+        assert_eq!(get.port, IntOrString::Int(address.port().into()));
+    }
+}
+
+/// They run on one node each, without access to the API server.
+#[test]
+fn pods_for_nodes_have_the_rights_and_the_image_of_the_daemon_set() {
+    let set = object::<DaemonSet>("DaemonSet").spec.expect("a spec");
+    let of_set = set.template.spec.expect("a pod");
+    let pods = files(&deploy().join("pods"));
+    assert_eq!(pods.len(), 3);
+    for (name, text) in pods {
+        let object = documents(&text.replace("NODE", "node1")).remove(0);
+        check::<Pod>(&object);
+        let pod: Pod = serde_json::from_value(object).expect("a pod");
+        let spec = pod.spec.expect("a spec");
+        assert_eq!(spec.node_name.as_deref(), Some("node1"));
+        assert_ne!(pod.metadata.labels, set.selector.match_labels, "the DaemonSet would adopt it");
+        let container = check_pod(&spec);
+        assert_eq!(container.image, of_set.containers[0].image);
+        let arguments = ["shunt"].into_iter().chain(container.args.iter().flatten().map(String::as_str));
+        let flags = Flags::parse(arguments).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(flags.probe.is_some() || !flags.runs(), "{name} would run the proxy");
+        if flags.cleanup_own {
+            let asked = configuration(container).metrics_bind_address;
+            assert_eq!(asked, configuration(&of_set.containers[0]).metrics_bind_address);
+        }
+    }
 }
 
 #[test]
 fn flags_and_file_of_the_daemon_set_are_accepted_without_warning() {
     let set = object::<DaemonSet>("DaemonSet").spec.expect("a spec");
-    let arguments = set.template.spec.expect("a pod").containers.remove(0).args.expect("arguments");
-    let map: ConfigMap = object("ConfigMap");
-    let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("config.conf");
-    fs::write(&path, &map.data.expect("data")["config.conf"]).expect("written");
-    let arguments: Vec<String> = arguments
-        .iter()
-        .map(|argument| {
-            argument.replace("/etc/shunt", &directory.path().to_string_lossy()).replace("$(NODE_NAME)", "n")
-        })
-        .collect();
-    let flags = Flags::parse(["shunt".to_owned()].into_iter().chain(arguments)).expect("flags");
-    let file = ConfigFile::read(&path).expect("the file");
-    let environment = Environment::default();
-    let config = Config::load_from(&flags, Some(file), &environment, Mode::Ebpf).expect("a configuration");
+    let config = configuration(&set.template.spec.expect("a pod").containers.remove(0));
     assert_eq!(config.ineffective, []);
     assert!(config.mode_is_auto && &*config.model.node_name == "n");
     assert_eq!(config.ebpf.cgroup_root, Path::new("/host/cgroup"));
@@ -233,11 +286,17 @@ fn values_of_the_chart_appear_in_the_objects() {
         values["image"]["tag"] = "9.9".into();
         values["apiServer"]["host"] = "192.0.2.1".into();
         values["cgroup"] = "/sys/fs/cgroup/unified".into();
+        values["probes"] = serde_json::json!({"host": "192.0.2.7", "port": 10257});
         values["tolerations"] = serde_json::json!([{"key": "a", "effect": "NoSchedule"}]);
         values["extraEnv"] = serde_json::json!([proxy]);
     });
     let environment = set["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("a list");
     assert_eq!((environment.len(), environment.last()), (4, Some(&proxy)));
+    let container = &set["spec"]["template"]["spec"]["containers"][0];
+    for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+        let asked = &container[probe]["httpGet"];
+        assert_eq!((&asked["host"], &asked["port"]), (&"192.0.2.7".into(), &10257.into()), "{probe}");
+    }
     for part in ["shunt:9.9", "value: 192.0.2.1", "path: /sys/fs/cgroup/unified", "effect: NoSchedule"] {
         assert!(rendered.contains(part), "{part}: {rendered}");
     }

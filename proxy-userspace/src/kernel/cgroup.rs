@@ -11,6 +11,8 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, fstatfs};
 use super::KernelError;
 
 const MOUNTS: &str = "/proc/self/mounts";
+/// Where systemd mounts version 2 beside version 1, below `/sys/fs/cgroup`.
+const UNIFIED: &str = "unified";
 
 /// Returns the first mounted cgroup2 filesystem.
 pub fn find_root() -> Result<PathBuf, KernelError> {
@@ -44,8 +46,18 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Opens the directory.
+    /// Opens the directory. On a node with both versions of cgroups, `/sys/fs/cgroup` holds version
+    /// 1, and version 2 is in its directory `unified`: then opens that.
     pub fn open(path: &Path) -> Result<Self, KernelError> {
+        match Self::open_directory(path) {
+            Err(error @ KernelError::NotCgroup2(_)) => {
+                Self::open_directory(&path.join(UNIFIED)).map_err(|_| error)
+            }
+            opened => opened,
+        }
+    }
+
+    fn open_directory(path: &Path) -> Result<Self, KernelError> {
         let directory = File::open(path).map_err(KernelError::path("open cgroup", path))?;
         let kind = fstatfs(&directory).map_err(|e| KernelError::path("statfs", path)(e.into()))?;
         let metadata = directory.metadata().map_err(KernelError::path("stat", path))?;
@@ -73,6 +85,15 @@ mod tests {
         let file = find_root().expect("cgroup2").join("cgroup.procs");
         let error = Cgroup::open(&file).expect_err("no directory");
         assert!(error.to_string().ends_with("is not a directory of a cgroup2 filesystem"), "{error}");
+    }
+
+    #[test]
+    fn version_2_beside_version_1_is_found() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = find_root().expect("cgroup2");
+        std::os::unix::fs::symlink(&root, directory.path().join(UNIFIED)).expect("created");
+        let opened = Cgroup::open(directory.path()).expect("it has unified");
+        assert_eq!(opened.id, Cgroup::open(&root).expect("cgroup2").id);
     }
 
     #[test]

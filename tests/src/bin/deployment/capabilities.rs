@@ -62,6 +62,45 @@ pub(crate) fn capabilities_of_the_manifest_are_sufficient(shunt: &Path, mode: &s
     Ok(())
 }
 
+/// The table of `deploy/README.md`: what each mode needs at least.
+pub(crate) fn each_mode_runs_with_the_capabilities_that_it_needs(shunt: &Path) -> Result<()> {
+    for (mode, needed) in [
+        ("ebpf", &["NET_ADMIN", "SYS_ADMIN"][..]),
+        ("ebpf", &["NET_ADMIN", "BPF", "PERFMON"]),
+        ("nftables", &["NET_ADMIN"]),
+        ("iptables", &["NET_ADMIN"]),
+    ] {
+        let mut node = TestNode::build(shunt)?;
+        node.configure(mode, "{}")?;
+        let needed: Vec<String> = needed.iter().map(ToString::to_string).collect();
+        node.spawn(Some(&needed), &[])?;
+        node.wait_until_healthy().with_context(|| format!("{mode} with {needed:?}"))?;
+        node.check_served().with_context(|| format!("{mode} with {needed:?}"))?;
+        node.stop()?;
+    }
+    Ok(())
+}
+
+/// As in the manifest: the node's cgroups are mounted read-only. The path of the manifest, on a
+/// node with both versions of cgroups, holds version 2 in a directory.
+pub(crate) fn ebpf_works_on_read_only_cgroups_of_either_layout(shunt: &Path) -> Result<()> {
+    for at in ["/mnt", "/mnt/unified"] {
+        let mut node = TestNode::build(shunt)?;
+        let script = format!(
+            "mount -t tmpfs none /mnt && mkdir -p {at} && mount --bind {cgroup} {at} && \
+             mount -o remount,bind,ro {at} && ! mkdir {at}/refused 2>/dev/null && exec \"$@\"",
+            cgroup = node.world.cgroup_root().display()
+        );
+        let wrapper = ["/usr/bin/unshare", "--mount", "/bin/bash", "-c", &script, "cgroups"];
+        node.configure("ebpf", "{}")?;
+        node.spawn_within(&wrapper, &listed_capabilities()?, &["--cgroup-root", "/mnt"])?;
+        node.wait_until_healthy()?;
+        node.check_served()?;
+        node.stop()?;
+    }
+    Ok(())
+}
+
 pub(crate) fn without_net_admin_no_mode_starts(shunt: &Path) -> Result<()> {
     for mode in MODES {
         check_fails_and_names(shunt, mode, "NET_ADMIN", "CAP_NET_ADMIN")?;

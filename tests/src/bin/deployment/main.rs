@@ -29,7 +29,7 @@ struct Arguments {
 
 type Scenario = fn(&std::path::Path) -> Result<()>;
 
-const SCENARIOS: [(&str, Scenario); 10] = [
+const SCENARIOS: [(&str, Scenario); 12] = [
     ("capabilities-ebpf", |shunt| capabilities::capabilities_of_the_manifest_are_sufficient(shunt, "ebpf")),
     ("capabilities-nftables", |shunt| {
         capabilities::capabilities_of_the_manifest_are_sufficient(shunt, "nftables")
@@ -37,6 +37,8 @@ const SCENARIOS: [(&str, Scenario); 10] = [
     ("capabilities-iptables", |shunt| {
         capabilities::capabilities_of_the_manifest_are_sufficient(shunt, "iptables")
     }),
+    ("needed-capabilities", capabilities::each_mode_runs_with_the_capabilities_that_it_needs),
+    ("read-only-cgroups", capabilities::ebpf_works_on_read_only_cgroups_of_either_layout),
     ("without-net-admin", capabilities::without_net_admin_no_mode_starts),
     ("without-sys-admin", capabilities::without_sys_admin_only_ebpf_does_not_start),
     ("without-net-raw", capabilities::without_net_raw_iptables_legacy_is_an_error),

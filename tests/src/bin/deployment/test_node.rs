@@ -107,6 +107,18 @@ impl TestNode {
         self.spawn_wrapped([wrapper, with_capabilities(capabilities)].concat(), &[])
     }
 
+    /// Starts the proxy with these capabilities only, by a command that executes the program in its
+    /// last arguments. The flags override others.
+    pub(crate) fn spawn_within(
+        &mut self,
+        command: &[&str],
+        capabilities: &[String],
+        flags: &[&str],
+    ) -> Result<()> {
+        let command: Vec<String> = command.iter().map(ToString::to_string).collect();
+        self.spawn_wrapped([command, with_capabilities(capabilities)].concat(), flags)
+    }
+
     /// Starts the proxy by a command that executes the program in its last arguments.
     fn spawn_wrapped(&mut self, mut command: Vec<String>, flags: &[&str]) -> Result<()> {
         let path = |path: &Path| path.display().to_string();
