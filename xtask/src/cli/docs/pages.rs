@@ -10,7 +10,7 @@ use super::Page;
 use crate::cli::Cli;
 
 /// Programs of others that pages may run.
-const PROGRAMS: [&str; 15] = [
+const PROGRAMS: [&str; 16] = [
     "bpftool",
     "curl",
     "docker",
@@ -23,6 +23,7 @@ const PROGRAMS: [&str; 15] = [
     "ls",
     "nft",
     "object",
+    "sed",
     "sysctl",
     "tc",
     "ipset",
