@@ -6,7 +6,7 @@
 
 use std::{
     fs::{self, File},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -50,7 +50,7 @@ impl SharedNode {
         Ok(Self { node, shunt: setup.shunt.clone(), mode, _folder: folder })
     }
 
-    fn start(&mut self, mode: &str, pins: PathBuf) -> Result<()> {
+    fn start(&mut self, mode: &str, pins: &Path) -> Result<()> {
         let proxy = &mut self.node.proxy;
         proxy.set_mode(mode, &Mapping::new())?;
         proxy.set_flag("--bpf-pin-dir", &pins.display().to_string());
@@ -58,11 +58,11 @@ impl SharedNode {
     }
 
     fn start_kube_proxy(&mut self) -> Result<()> {
-        self.start(self.mode, self.node.world.pin_directory().with_file_name("none"))
+        self.start(self.mode, &self.node.world.pin_directory().with_file_name("none"))
     }
 
     fn start_shunt(&mut self) -> Result<()> {
-        self.start("ebpf", self.node.world.pin_directory())
+        self.start("ebpf", &self.node.world.pin_directory())
     }
 
     /// Starts `shunt --cleanup-own`, with the flags of the shunt that started last.
