@@ -39,6 +39,7 @@ pub enum DetectLocalMode {
 }
 
 /// The configuration that the model uses.
+#[expect(clippy::struct_excessive_bools, reason = "each mirrors one setting")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelSettings {
     /// This node's name.
