@@ -79,8 +79,7 @@ pub(crate) async fn run(
     let (events, pending) = NodeEvents::channel();
     let pending = Arc::new(Mutex::new(pending));
     set_up_node(&choice.config, &events);
-    events.normal("Starting", format!("shunt starts in the mode {}, {}", choice.config.mode, choice.why));
-    deprecation::warn(&choice.config, &events);
+    report_start(&choice, &events);
     let outputs = Outputs {
         metrics: metrics(&choice.config.feature_gates),
         ..Outputs::new(choice.config.sync_period * 2, events)
@@ -200,6 +199,12 @@ async fn first_ended(tasks: &mut Tasks) -> anyhow::Error {
 /// Returns true if another process of shunt uses the pins. No other mode may run beside it.
 fn is_in_use(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(EbpfError::Kernel(KernelError::PinsInUse { .. })))
+}
+
+/// Sends the Events of the start.
+fn report_start(ModeChoice { config, why, .. }: &ModeChoice, events: &NodeEvents) {
+    events.normal("Starting", format!("shunt starts in the mode {}, {why}", config.mode));
+    deprecation::warn(config, events);
 }
 
 fn log_start(ModeChoice { config, why, .. }: &ModeChoice) {

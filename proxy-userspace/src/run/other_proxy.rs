@@ -91,7 +91,7 @@ fn metrics(address: SocketAddr) -> io::Result<String> {
 fn is_synced(page: &str) -> bool {
     let (synced, queued) = (samples(page, SYNCED), samples(page, QUEUED));
     let is_done = |labels: &&str| synced.get(*labels).is_some_and(|time| *time > 0.0);
-    synced.keys().any(|labels| is_done(labels)) && queued.keys().all(|labels| is_done(labels))
+    synced.keys().any(is_done) && queued.keys().all(is_done)
 }
 
 /// Returns the values of a metric by the text of its labels.
@@ -127,7 +127,9 @@ mod tests {
 
     fn page(queued: &[(&str, f64)], synced: &[(&str, f64)]) -> String {
         let line = |name: &str, samples: &[(&str, f64)]| -> String {
-            samples.iter().map(|(labels, value)| format!("{name}{labels} {value:e}\n")).collect()
+            samples
+                .iter()
+                .fold(String::new(), |page, (labels, value)| page + &format!("{name}{labels} {value:e}\n"))
         };
         format!("# TYPE {SYNCED} gauge\n{}{}", line(QUEUED, queued), line(SYNCED, synced))
     }
