@@ -1,7 +1,7 @@
 //! Reports the facts about this node to the sync loop: links and addresses, and in the ebpf mode
 //! which links and sockets the programs serve.
 
-use std::{collections::BTreeSet, future::pending, net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, future::pending, mem, net::IpAddr, sync::Arc, time::Duration};
 
 use proxy_userspace::{
     assembly,
@@ -40,9 +40,12 @@ pub(super) fn start(
     let (to, links) = watch::channel(None);
     let drift = Arc::clone(drift);
     tasks.spawn(async move {
+        let mut is_first = true;
         repeat(&to, || {
-            // A filter may have been removed while nobody watched.
-            drift.notify_one();
+            // A filter may have been removed while nobody watched. The first sync finds everything.
+            if !mem::take(&mut is_first) {
+                drift.notify_one();
+            }
             kernel::links::report(ipvs::DUMMY_LINK, to.clone(), Arc::clone(&drift))
         })
         .await;

@@ -63,9 +63,10 @@ pub(super) fn fail_separately(node: &mut Node) -> Result<()> {
     let directory: PathBuf = node.world().directory().join("commands");
     fs::create_dir_all(&directory)?;
     let broken = directory.join("broken");
-    fs::write(&broken, "")?;
     let settings = IpvsSettings { launcher: launcher(&directory)?, ..IpvsSettings::default() };
+    // A family whose commands fail at the start would be left out for good.
     let mut mode = node.mode(settings)?;
+    fs::write(&broken, "")?;
     let v6 = || service("web6", "fd96::1".parse().expect("an address"), Protocol::Tcp, &[]);
     let web = |number: u16, pods: &[u8]| {
         service(&format!("s{number}"), cluster_ip(number), Protocol::Tcp, &endpoints(pods))
