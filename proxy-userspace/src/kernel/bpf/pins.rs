@@ -38,8 +38,8 @@ pub struct PinDir {
 
 impl PinDir {
     /// Creates the directory and locks it. If it is below /sys/fs/bpf and no bpffs is mounted
-    /// there, mounts one, unless it would not outlive the container. If a security module denies that, the error names it. A directory that
-    /// other users can change is an error.
+    /// there, mounts one, unless it would not outlive the container. If a security module denies
+    /// that, the error names it. A directory that other users can change is an error.
     pub fn create(path: &Path) -> Result<Self, KernelError> {
         Self::try_create(path).map_err(KernelError::explained)
     }
