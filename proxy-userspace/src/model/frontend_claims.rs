@@ -15,10 +15,10 @@ use super::{
 /// What identifies a frontend in packets. Node ports have no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FrontendIdentity {
-    address: Option<IpAddr>,
-    port: NonZeroU16,
-    protocol: Protocol,
-    family: IpFamily,
+    pub(super) address: Option<IpAddr>,
+    pub(super) port: NonZeroU16,
+    pub(super) protocol: Protocol,
+    pub(super) family: IpFamily,
 }
 
 impl FrontendIdentity {
@@ -85,6 +85,23 @@ impl FrontendClaims {
     /// Returns true if the frontend belongs to this service port.
     pub(super) fn owns(&self, key: &ServicePortKey, frontend: &Frontend) -> bool {
         self.owners.get(&FrontendIdentity::new(key, frontend)).is_some_and(|owner| owner.key == *key)
+    }
+
+    /// Returns the service port to which a frontend belongs.
+    pub(super) fn owner(&self, id: &FrontendIdentity) -> Option<&ServicePortKey> {
+        self.owners.get(id).map(|claim| &claim.key)
+    }
+
+    /// Returns the service ports to which ports of an address belong.
+    pub(super) fn owners_at(&self, address: IpAddr) -> impl Iterator<Item = (NonZeroU16, &ServicePortKey)> {
+        let first = FrontendIdentity {
+            address: Some(address),
+            port: NonZeroU16::MIN,
+            protocol: Protocol::Tcp,
+            family: IpFamily::V4,
+        };
+        let owners = self.owners.range(first..).take_while(move |(id, _)| id.address == Some(address));
+        owners.map(|(id, claim)| (id.port, &claim.key))
     }
 
     /// Returns all claims that lost.

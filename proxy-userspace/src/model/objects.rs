@@ -81,6 +81,16 @@ pub enum TrafficPolicy {
     Local,
 }
 
+impl TrafficPolicy {
+    /// Returns the name in the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cluster => "Cluster",
+            Self::Local => "Local",
+        }
+    }
+}
+
 /// `sessionAffinity`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SessionAffinity {

@@ -60,6 +60,18 @@ pub enum FrontendKind {
     LoadBalancerIp,
 }
 
+impl FrontendKind {
+    /// Returns the name, in the style of the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ClusterIp => "ClusterIP",
+            Self::NodePort => "NodePort",
+            Self::ExternalIp => "ExternalIP",
+            Self::LoadBalancerIp => "LoadBalancerIP",
+        }
+    }
+}
+
 /// One address and port at which clients reach a service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frontend {

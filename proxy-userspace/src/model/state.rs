@@ -29,19 +29,19 @@ use super::{
 /// and of Nodes only this one.
 #[derive(Debug, Default)]
 pub struct Model {
-    settings: ModelSettings,
+    pub(super) settings: ModelSettings,
     facts: Option<NodeFacts>,
-    node: Option<Node>,
+    pub(super) node: Option<Node>,
     service_cidrs: BTreeMap<NamespacedName, ServiceCidr>,
     services: ServiceChangeTracker,
-    slices: EndpointSliceCache,
-    claims: FrontendClaims,
+    pub(super) slices: EndpointSliceCache,
+    pub(super) claims: FrontendClaims,
     strings: Interner<str>,
     listed: ListedKinds,
     pending: PendingChanges,
     /// The first resolution is done.
     is_resolved: bool,
-    snapshot: Snapshot,
+    pub(super) snapshot: Snapshot,
     health_checks: BTreeMap<(NamespacedName, IpFamily), HealthCheck>,
     /// The addresses of links, if cluster IPs among them are not served. Without those of
     /// [`LINK_OF_IPVS`].

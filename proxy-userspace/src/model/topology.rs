@@ -19,7 +19,7 @@ pub(super) struct NodeLocation<'a> {
 
 /// The hints that restrict the endpoints for policy `Cluster`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TopologyMode {
+pub(super) enum TopologyMode {
     All,
     SameNode,
     SameZone,
@@ -73,7 +73,7 @@ pub(super) fn resolve_endpoints(
 
 /// Returns `SameNode` if all ready endpoints have node hints, and one is for this node. Otherwise
 /// checks `SameZone` in the same way. Otherwise returns `All`.
-fn topology_mode(endpoints: &[EndpointInfo<'_>], node: NodeLocation<'_>) -> TopologyMode {
+pub(super) fn topology_mode(endpoints: &[EndpointInfo<'_>], node: NodeLocation<'_>) -> TopologyMode {
     let ready = || endpoints.iter().filter(|endpoint| endpoint.is_ready());
     if ready().next().is_none() {
         return TopologyMode::All;
@@ -113,7 +113,8 @@ impl EndpointInfo<'_> {
         self.endpoint.ready
     }
 
-    fn is_serving_terminating(&self) -> bool {
+    /// Returns true if the endpoint takes traffic while it terminates.
+    pub(super) fn is_serving_terminating(&self) -> bool {
         self.endpoint.serving && self.endpoint.terminating
     }
 }

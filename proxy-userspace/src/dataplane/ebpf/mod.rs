@@ -25,7 +25,8 @@ use std::{
 pub use proxy_common::layout::MapSizes;
 use proxy_common::layout::{MAPS, MapDeclaration, service_slots};
 
-pub(super) use self::plan::translate::{depends_on_source, leaves_pods_to_links};
+pub(super) use self::plan::translate::depends_on_source;
+pub(crate) use self::plan::translate::{leaves_pods_to_links, masquerades};
 use self::{
     checkers::{Checkers, OnDrift},
     direct::DirectApprover,

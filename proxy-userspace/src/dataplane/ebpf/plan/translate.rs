@@ -136,17 +136,35 @@ fn empty_flags(port: &ResolvedPort) -> u16 {
 ///   Pods that take the shortcut past the policy are not masqueraded either.
 /// - The node's own traffic through that shortcut is masqueraded, but it is translated at its
 ///   sockets and never arrives on a link.
-fn masquerade_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family: IpFamily) -> u16 {
-    let (inside, outside) = match kind {
+pub(crate) fn masquerades(
+    port: &ResolvedPort,
+    kind: FrontendKind,
+    node: &NodeView,
+    family: IpFamily,
+) -> Masquerades {
+    match kind {
         FrontendKind::ClusterIp => {
             let outside = node.masquerade_all || node.local_detector.is_implemented(family);
-            (node.masquerade_all, outside)
+            Masquerades { inside: node.masquerade_all, outside }
         }
         FrontendKind::NodePort | FrontendKind::ExternalIp | FrontendKind::LoadBalancerIp => {
             let may_leave = port.external_policy == TrafficPolicy::Cluster;
-            (may_leave, may_leave)
+            Masquerades { inside: may_leave, outside: may_leave }
         }
-    };
+    }
+}
+
+/// Which packets to a frontend are masqueraded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Masquerades {
+    /// Those of local pods, as local detection knows them.
+    pub(crate) inside: bool,
+    /// All others.
+    pub(crate) outside: bool,
+}
+
+fn masquerade_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family: IpFamily) -> u16 {
+    let Masquerades { inside, outside } = masquerades(port, kind, node, family);
     let flag = |is_set, flag| if is_set { flag } else { 0 };
     flag(inside, flags::MASQUERADE_INSIDE) | flag(outside, flags::MASQUERADE_OUTSIDE)
 }
