@@ -37,6 +37,9 @@ fn main() -> ExitCode {
     if let Some(output) = flags.probe {
         return run::probe(output);
     }
+    if let Some(verb) = flags.verb {
+        return run::verb(verb);
+    }
     let once = flags.clone();
     let shutdown = CancellationToken::new();
     let runtime = match once.runs().then(|| start_runtime(&shutdown)).transpose() {

@@ -117,6 +117,11 @@ impl Mode {
         }
     }
 
+    /// Returns the mode with this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+
     /// Returns true if `auto` may choose this mode. It never chooses ipvs, which upstream
     /// deprecates.
     pub const fn is_for_auto(self) -> bool {

@@ -68,6 +68,13 @@ pub enum LinkHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MacAddress(pub [u8; 6]);
 
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let octets = self.0.map(|octet| format!("{octet:02x}"));
+        f.write_str(&octets.join(":"))
+    }
+}
+
 /// A link of the node's network namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Link {

@@ -28,14 +28,18 @@ const KUBE: &[&str] = &["kube::", "k8s_openapi"];
 const LAYERS: &[Layer] = &[
     layer("assembly", &["config", "dataplane", "kernel"], KUBE),
     layer("causes", &[], KUBE),
-    layer("config", &["causes", "kernel", "mode", "model", "net", "node", "yaml"], KUBE),
+    // `inspect` has the verbs of the command line.
+    layer("config", &["causes", "inspect", "kernel", "mode", "model", "net", "node", "yaml"], KUBE),
     // The model has decided everything about Kubernetes.
     layer(
         "dataplane",
         &["causes", "kernel", "mode", "model", "net"],
         &["kube::", "k8s_openapi", "EndpointSlice", "WatchEvent", "tokio"],
     ),
+    // Pure, as the model.
+    layer("explain", &["dataplane", "mode", "model"], KUBE),
     layer("health", &["dataplane", "kernel", "metrics", "model", "node"], KUBE),
+    layer("inspect", &["dataplane", "explain", "kernel", "metrics", "mode", "model", "sync", "yaml"], KUBE),
     // Has only the interfaces of the kernel, not Services or modes.
     layer("kernel", &["net"], &["kube::", "k8s_openapi", "Service", "Snapshot", "kube-ipvs0"]),
     // Judges what the kernel reports about others. Knows nothing of shunt's own rules.

@@ -6,6 +6,7 @@ pub mod apiserver;
 pub mod bench;
 pub mod case;
 pub mod deadline;
+pub mod explained;
 pub mod flood;
 pub mod flow;
 pub mod interrupt;

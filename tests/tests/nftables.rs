@@ -27,7 +27,7 @@ use proxy_userspace::{
         DetectLocalMode, Dirty, InterfaceGlobs, IpFamily, ModelSettings, NodeFacts, NodePortAddresses,
         Snapshot,
     },
-    sync::{Inputs, Outputs, SyncLoop, SyncPeriods, SyncSettings},
+    sync::{Inputs, Inspector, Outputs, SyncLoop, SyncPeriods, SyncSettings},
     watch::ManifestSource,
 };
 use shunt_tests::{deadline::Deadline, process::run_with_timeout};
@@ -144,7 +144,13 @@ impl Daemon {
         let settings = SyncSettings { model: settings(), periods };
         let mut daemon = SyncLoop::new(settings.clone(), renderer, outputs, shutdown.clone());
         let (_, settings) = watch::channel(settings);
-        let inputs = Inputs { events, node_facts, drift: Arc::clone(&disturbed), settings };
+        let inputs = Inputs {
+            events,
+            node_facts,
+            drift: Arc::clone(&disturbed),
+            settings,
+            inspections: Inspector::default().open(),
+        };
         std::fs::write(manifests.path().join("service.yaml"), SERVICE).expect("written");
         let running = {
             let _inside = runtime.enter();

@@ -14,6 +14,7 @@ mod families;
 pub mod iptables;
 mod iptables_text;
 pub mod ipvs;
+mod known_flows;
 mod name_hash;
 pub mod nftables;
 mod renderer;
@@ -22,6 +23,7 @@ mod sctp_ports;
 
 pub use backstop::{BackstopError, BackstopNeed, BackstopStatus, Backstopped, CreateBackstop};
 pub use families::FamilyError;
+pub use known_flows::{FlowStage, KnownFlow, Translator, for_each_flow};
 pub use renderer::{DataplaneRenderer, RenderError, Renderer};
 pub use scope::{FailureScope, LeftOutPort, LeftOutReason};
 

@@ -5,6 +5,7 @@
 mod flagz;
 mod introspection;
 mod listen;
+mod local;
 mod proxy_health;
 mod routes;
 mod server;
@@ -20,6 +21,7 @@ use std::{io, net::SocketAddr};
 
 pub use introspection::{Debugging, Introspection, introspection_routes};
 pub use listen::{bind, serve};
+pub use local::serve_local;
 pub use proxy_health::{NodeObject, ProxyHealth};
 pub use routes::{healthz_routes, metrics_routes};
 #[cfg(feature = "fuzzing")]

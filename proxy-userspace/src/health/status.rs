@@ -93,6 +93,11 @@ impl Status {
         *self.facts() = Facts { mode: Some(mode), ..Facts::default() };
     }
 
+    /// Returns the mode that runs.
+    pub fn mode(&self) -> Option<Mode> {
+        self.facts().mode.as_ref().map(|running| running.mode)
+    }
+
     /// Sets what translates packets that come in on links.
     pub fn set_link_path(&self, path: LinkPath) {
         self.facts().link_path = Some(path);

@@ -30,6 +30,12 @@ impl KernelCountsCollector {
     pub(super) fn set(&self, counts: Option<Box<dyn KernelCounts>>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = counts;
     }
+
+    /// Returns the counts of service ports, and whether refusals and drops are among them.
+    pub(super) fn services(&self) -> (Vec<ServiceCount>, bool) {
+        let counts = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        counts.as_ref().map_or((Vec::new(), false), |counts| (counts.services(), counts.counts_failures()))
+    }
 }
 
 impl Collector for KernelCountsCollector {

@@ -31,7 +31,7 @@ use self::{
 };
 use crate::{
     dataplane::{
-        BackstopStatus, DisplacedLink, KernelCounts, LeftOutReason, MapFill, ModeMetricsReader,
+        BackstopStatus, DisplacedLink, KernelCounts, LeftOutReason, MapFill, ModeMetricsReader, ServiceCount,
         conntrack::StaleUdpDeletion,
     },
     model::{IpFamily, LinkPath},
@@ -145,6 +145,11 @@ impl Metrics {
     /// Sets the source of the kernel counters of the current mode.
     pub fn set_kernel_counts(&self, counts: Option<Box<dyn KernelCounts>>) {
         self.kernel_counts.set(counts);
+    }
+
+    /// Returns the counts of service ports, and whether refusals and drops are among them.
+    pub fn service_counts(&self) -> (Vec<ServiceCount>, bool) {
+        self.kernel_counts.services()
     }
 
     /// Sets the source of the current mode's own metrics.

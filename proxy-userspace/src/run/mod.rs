@@ -5,11 +5,13 @@ mod dataplane;
 mod deprecation;
 mod mode_choice;
 mod node_facts;
+mod offline;
 mod one_shot;
 mod other_proxy;
 mod reload;
 mod sources;
 mod takeover;
+mod verbs;
 
 use std::{net::SocketAddr, process, sync::Arc, thread, time::Duration};
 
@@ -17,6 +19,7 @@ pub(crate) use self::{
     mode_choice::ModeChoice,
     one_shot::{cleanup, cleanup_own, init_only, probe, write_config},
     reload::SetLogFilter,
+    verbs::verb,
 };
 use self::{
     reload::{Reload, ReloadAction},
@@ -28,10 +31,11 @@ use proxy_userspace::{
     config::{Config, FeatureGate, FeatureGates, IneffectiveSetting, log_filter_at},
     dataplane::{Mode, Renderer, ebpf::EbpfError},
     health::{self, Debugging, Introspection, PortFailureEvents},
+    inspect::{self, NodeInspector},
     kernel::{KernelError, end_signals::EndSignals, own_process},
     metrics::Metrics,
     node::{self, NodeEvent, NodeEvents},
-    sync::{Outputs, SyncError, SyncLoop, SyncSettings},
+    sync::{Inspector, Outputs, SyncError, SyncLoop, SyncSettings},
 };
 use tokio::{
     sync::{Mutex, mpsc, watch},
@@ -75,7 +79,6 @@ pub(crate) async fn run(
         return Ok(Exit::Shutdown);
     }
     log_start(&choice);
-    raise_file_limit();
     let (events, pending) = NodeEvents::channel();
     let pending = Arc::new(Mutex::new(pending));
     set_up_node(&choice.config, &events);
@@ -89,13 +92,14 @@ pub(crate) async fn run(
     let mut reload = Reload::new(&choice, Arc::clone(&set_log_filter), &outputs);
     let introspection = introspection(&choice, &outputs, reload.effective.subscribe(), set_log_filter);
     start_endpoints(&choice.config, &outputs, introspection, &mut endpoints);
+    let inspector = start_local_endpoint(&choice.config, &outputs, &mut endpoints);
     loop {
         let settings = reload.settings.subscribe();
         let before = std::mem::take(&mut broken);
         let outcome = tokio::select! {
             biased;
             error = first_ended(&mut endpoints) => Err(error),
-            outcome = run_mode(&choice, outputs.clone(), settings, &pending, before, &shutdown) => outcome,
+            outcome = run_mode(&choice, outputs.clone(), settings, &inspector, &pending, before, &shutdown) => outcome,
             action = reload.watch() => Ok(ModeOutcome::Reload(action)),
         };
         if shutdown.is_cancelled() {
@@ -147,6 +151,7 @@ async fn run_mode(
     choice: &ModeChoice,
     outputs: Outputs,
     settings: watch::Receiver<SyncSettings>,
+    inspector: &Inspector,
     node_events: &PendingEvents,
     broken: Vec<Box<dyn Renderer>>,
     shutdown: &CancellationToken,
@@ -156,7 +161,7 @@ async fn run_mode(
     outputs.metrics.set_mode(config.mode.name(), why);
     outputs.status.set_mode(config.mode, why);
     let mut tasks = Tasks::new();
-    let inputs = sources::start(choice, &outputs, settings, node_events, &mut tasks);
+    let inputs = sources::start(choice, &outputs, settings, inspector, node_events, &mut tasks);
     let give_up_after = choice.give_up_after();
     let had_programs = other_proxy::has_programs(config);
     let mut renderer = match dataplane::renderer(config, launcher, &inputs.drift) {
@@ -231,9 +236,10 @@ fn raise_file_limit() {
 const NOT_FORWARDING: &str = "net.ipv4.ip_forward is 0: this node does not forward IPv4 packets, so clients \
      outside the node cannot reach its pods; the pod network usually sets it to 1";
 
-/// Sets kernel settings of the node. A setting that cannot be changed is logged and does not stop
+/// Sets kernel settings of the node, and the limit of open files of this process. A setting that cannot be changed is logged and does not stop
 /// the start: containers often have a read-only `/proc/sys`.
 fn set_up_node(config: &Config, events: &NodeEvents) {
+    raise_file_limit();
     let errors: Vec<String> = node::set_up(&config.node).iter().map(|error| with_causes(error)).collect();
     for error in &errors {
         tracing::warn!(error, "cannot change a kernel setting: it keeps its value");
@@ -305,6 +311,15 @@ fn introspection(
         statusz: config.feature_gates.is_on(FeatureGate::ComponentStatusz),
         debugging: config.profiling.then_some(Debugging { set_verbosity }),
     }
+}
+
+/// Answers `shunt get` and `shunt explain`. Returns what reads the sync loop.
+fn start_local_endpoint(config: &Config, outputs: &Outputs, tasks: &mut Tasks) -> Inspector {
+    let inspector = Inspector::default();
+    let (metrics, pins) = (outputs.metrics.clone(), config.ebpf.pin_dir.clone());
+    let routes = inspect::routes(NodeInspector { inspector: inspector.clone(), metrics, pins });
+    tasks.spawn(async move { match health::serve_local(inspect::SOCKET, routes).await {} });
+    inspector
 }
 
 fn start_endpoints(config: &Config, outputs: &Outputs, introspection: Introspection, tasks: &mut Tasks) {

@@ -10,7 +10,7 @@ use proxy_userspace::{
     metrics::{Metrics, WatchedKind},
     model::WatchEvent,
     net::ProxyVariables,
-    sync::{Inputs, Outputs, SyncSettings},
+    sync::{Inputs, Inspector, Outputs, SyncSettings},
     watch::{self, ApiRequest, ApiSource, ManifestSource, OnApiRequest, WatchError, WatchStatus},
 };
 use tokio::sync::{Notify, mpsc, watch as channel};
@@ -25,6 +25,7 @@ pub(super) fn start(
     ModeChoice { config, environment, launcher, .. }: &ModeChoice,
     outputs: &Outputs,
     settings: channel::Receiver<SyncSettings>,
+    inspector: &Inspector,
     node_events: &PendingEvents,
     tasks: &mut Tasks,
 ) -> Inputs {
@@ -40,7 +41,7 @@ pub(super) fn start(
     let drift = Arc::new(Notify::new());
     let node_facts = node_facts::start(config, launcher, &drift, outputs, tasks);
     tasks.spawn(report_removals(config.mode, Arc::clone(&drift)));
-    Inputs { events, node_facts, drift, settings }
+    Inputs { events, node_facts, drift, settings, inspections: inspector.open() }
 }
 
 /// Sends objects to the loop.

@@ -35,6 +35,11 @@ impl LeftOutPorts {
         Self { node, ..Self::default() }
     }
 
+    /// Returns the service ports that are left out.
+    pub(super) const fn ports(&self) -> &BTreeMap<ServicePortKey, (LeftOutReason, String)> {
+        &self.ports
+    }
+
     /// Takes in what a sync left out, and reports it. A partial sync says nothing about service
     /// ports that were not dirty.
     pub(super) fn update(

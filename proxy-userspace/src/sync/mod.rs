@@ -10,6 +10,7 @@ mod backstop_report;
 mod conflicts;
 mod displaced;
 mod failure;
+mod inspection;
 mod left_out;
 mod left_out_ports;
 mod no_local_endpoints;
@@ -30,10 +31,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    conflicts::Conflicts, failure::Failure, left_out_ports::LeftOutPorts,
+    conflicts::Conflicts, failure::Failure, inspection::ProgrammedTimes, left_out_ports::LeftOutPorts,
     no_local_endpoints::NoLocalEndpoints, node_wait::NodeWait, report::unix_now, schedule::Schedule,
 };
-pub use self::{node_wait::PodCidrsError, takeover_stage::TakeoverStage};
+pub use self::{
+    inspection::{Inspected, Inspection, Inspector, NoAnswer},
+    node_wait::PodCidrsError,
+    takeover_stage::TakeoverStage,
+};
 use crate::{
     causes::with_causes,
     dataplane::{FailureScope, Mode, RenderError, Renderer},
@@ -97,7 +102,6 @@ pub struct SyncSettings {
 }
 
 /// What the loop receives.
-#[derive(Debug)]
 pub struct Inputs {
     /// Objects.
     pub events: mpsc::Receiver<WatchEvent>,
@@ -107,6 +111,8 @@ pub struct Inputs {
     pub drift: Arc<Notify>,
     /// Settings that replace those the loop started with.
     pub settings: watch::Receiver<SyncSettings>,
+    /// Readers of the loop's state.
+    pub inspections: mpsc::Receiver<Inspection>,
 }
 
 /// Where the loop reports to.
@@ -149,6 +155,7 @@ pub struct SyncLoop {
     no_local_endpoints: NoLocalEndpoints,
     conflicts: Conflicts,
     left_out_ports: LeftOutPorts,
+    programmed: ProgrammedTimes,
     node_wait: NodeWait,
     failure: Failure,
     last_full_read: Option<Instant>,
@@ -168,6 +175,7 @@ impl SyncLoop {
             every_node_port_address: model.node_port_addresses == NodePortAddresses::All,
             node_wait: NodeWait::new(&model, periods.wait_for_node),
             left_out_ports: LeftOutPorts::new(model.node_name.to_string()),
+            programmed: ProgrammedTimes::default(),
             model: Model::new(model),
             renderer,
             outputs,
@@ -217,6 +225,10 @@ impl SyncLoop {
                     self.schedule.suspect_drift();
                     self.renderer.distrust();
                 }
+                Some(inspection) = inputs.inspections.recv() => {
+                    inspection(&self.inspected());
+                    continue;
+                }
                 () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
             if self.node_wait.check(&self.model, Instant::now())? {
@@ -226,6 +238,16 @@ impl SyncLoop {
             if let Some(extent) = self.schedule.due(now) {
                 self.sync(now, extent, takeover)?;
             }
+        }
+    }
+
+    fn inspected(&self) -> Inspected<'_> {
+        Inspected {
+            model: &self.model,
+            mode: self.outputs.status.mode(),
+            backstop: self.renderer.backstop(),
+            left_out: &self.left_out_ports,
+            programmed: &self.programmed,
         }
     }
 
@@ -298,11 +320,13 @@ impl SyncLoop {
         }
         match rendered {
             Ok(operations) => {
+                self.note_programmed(&dirty);
                 self.succeeded(started, extent, &dirty, operations);
                 self.finish(extent, &dirty, Some(takeover));
                 Ok(())
             }
             Err(error) if scope == Some(FailureScope::ServicePorts) && !self.shutdown.is_cancelled() => {
+                self.note_programmed(&dirty);
                 self.left_ports_out(started, extent, dirty.is_empty(), &error);
                 let waits = takeover.waits_for_every_service(self.backstop_mode());
                 self.finish(extent, &dirty, (!waits).then_some(takeover));

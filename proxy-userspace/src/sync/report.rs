@@ -43,6 +43,13 @@ impl SyncLoop {
         }
     }
 
+    /// Notes when the service ports of a sync were programmed.
+    pub(super) fn note_programmed(&mut self, dirty: &Dirty) {
+        let ports = &self.model.snapshot().ports;
+        let now = UnixNanos(u64::try_from(unix_now().as_nanos()).unwrap_or(u64::MAX));
+        self.programmed.update(now, &dirty.ports, |key| ports.contains_key(key));
+    }
+
     /// Reports a successful sync of all families that do not fail.
     pub(super) fn report(&mut self, extent: SyncExtent, took: Duration, operations: usize) {
         let now = unix_now();

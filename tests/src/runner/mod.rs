@@ -32,7 +32,8 @@ use self::{marker::Marker, report::not_run};
 use crate::{
     agent::Agent,
     case::{Case, Commands, Flow, Step},
-    deadline::Stopwatch,
+    deadline::{Deadline, Stopwatch},
+    explained,
     flow::{self, FlowResult},
     world::World,
 };
@@ -196,7 +197,30 @@ impl CaseRun<'_> {
     fn run_flow(&mut self, flow: &Flow) -> FlowResult {
         // Without a proxy, there is nothing to wait for.
         let patience = if self.proxy.is_some() { PROGRAM_TIMEOUT } else { Duration::ZERO };
-        flow::run(self.world, flow, patience).unwrap_or_else(|error| not_run(&error))
+        let explained = self.check_explanation(flow);
+        match flow::run(self.world, flow, patience) {
+            Ok(FlowResult::Held { late }) => match explained.or_else(|_| self.check_later(flow)) {
+                Ok(()) => FlowResult::Held { late },
+                Err(why) => FlowResult::Failed { why, seen: "the flow held".to_owned() },
+            },
+            Ok(failed) => failed,
+            Err(error) => not_run(&error),
+        }
+    }
+
+    /// Compares what `shunt explain` says about a flow with what is expected of it.
+    fn check_explanation(&self, flow: &Flow) -> Result<(), String> {
+        let Some(request) = explained::request(self.case, flow).filter(|_| self.proxy_is_up) else {
+            return Ok(());
+        };
+        let explanation = self.world.explain(&request).map_err(|error| format!("{error:#}"))?;
+        explained::check(flow, &explanation)
+    }
+
+    /// Does the same until it is right. The proxy may learn of a change of links later.
+    fn check_later(&self, flow: &Flow) -> Result<(), String> {
+        let in_time = Deadline::after(PROGRAM_TIMEOUT).poll(|| self.check_explanation(flow).ok());
+        in_time.map_or_else(|| self.check_explanation(flow), Ok)
     }
 
     /// Closes the connections that flows kept open, stops the proxy and has it clean up.

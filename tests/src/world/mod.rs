@@ -23,6 +23,11 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ipnet::IpNet;
+use proxy_userspace::{
+    explain::Explanation,
+    inspect::{Client, ExplainRequest},
+};
+use tokio::runtime;
 
 use self::{netlink::Netlink, netns::Netns, run::Run};
 pub use self::{
@@ -196,6 +201,14 @@ impl World {
         let link = if host == Host::Client { LINK.to_owned() } else { host.node_link() };
         let gateway = self.namespace(Host::Node1)?.run(|| flood::hardware_address(&link))?;
         self.namespace(host)?.run(|| Sender::open(LINK, gateway)).with_context(|| host.name())
+    }
+
+    /// Asks the proxy on node1 what it does with a connection.
+    pub fn explain(&self, request: &ExplainRequest) -> Result<Explanation> {
+        self.namespace(Host::Node1)?.run(|| {
+            let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async { Ok(Client::connect().await?.explain(request).await?) })
+        })
     }
 
     fn namespace(&self, host: Host) -> Result<&Netns> {

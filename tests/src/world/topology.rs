@@ -73,7 +73,8 @@ impl Host {
         Self::every().find(|host| host.name() == name)
     }
 
-    fn every() -> impl Iterator<Item = Self> {
+    /// Returns all hosts, also the router.
+    pub fn every() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().chain([Self::Router])
     }
 

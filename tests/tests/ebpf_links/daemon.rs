@@ -8,7 +8,7 @@ use proxy_userspace::{
     kernel::{bpf::tc::Hook, links},
     metrics::Metrics,
     node::NodeEvents,
-    sync::{Inputs, Outputs, SyncError, SyncLoop, SyncPeriods, SyncSettings},
+    sync::{Inputs, Inspector, Outputs, SyncError, SyncLoop, SyncPeriods, SyncSettings},
 };
 use shunt_tests::deadline::Deadline;
 use tokio::{
@@ -67,6 +67,7 @@ impl Daemon {
             node_facts,
             drift: Arc::clone(&disturbed),
             settings: settings.subscribe(),
+            inspections: Inspector::default().open(),
         };
         let running = {
             let _inside = bench.runtime.enter();

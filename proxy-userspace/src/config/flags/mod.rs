@@ -14,6 +14,7 @@ use super::{
     schema::{self, UsedBy},
     settings::Settings,
 };
+use crate::inspect::Verb;
 
 const CONFIG_HELP: &str = "KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1), with shunt's own settings \
                            in the section 'shunt'; shunt watches it for changes";
@@ -43,6 +44,8 @@ pub struct Flags {
     pub cleanup_own: bool,
     /// The subcommand `probe` and its output format.
     pub probe: Option<ProbeOutput>,
+    /// The subcommand `get` or `explain`.
+    pub verb: Option<Verb>,
     /// Indices of [`FLAGS`] with their values.
     given: Vec<(usize, String)>,
 }
@@ -61,6 +64,7 @@ impl Flags {
             write_config_to: matches.get_one("write-config-to").cloned(),
             init_only: is_on("init-only"),
             probe: matches.subcommand_matches("probe").and_then(|probe| probe.get_one("output").copied()),
+            verb: Verb::read(&matches),
             cleanup: is_on("cleanup"),
             cleanup_own: is_on("cleanup-own"),
             given,
@@ -176,6 +180,7 @@ fn command() -> Command {
         .disable_version_flag(true)
         .after_help(after_help())
         .subcommand(probe())
+        .subcommands(Verb::commands())
         .arg(file("config", CONFIG_HELP));
     for flag in FLAGS {
         command = command.arg(arg(flag));

@@ -70,11 +70,16 @@ const WARN_EVERY: Duration = Duration::from_mins(1);
 
 /// A source of connections.
 pub(super) trait Accept: Send {
+    /// A connection.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
     /// Waits for the next connection.
-    fn accept(&mut self) -> impl Future<Output = io::Result<TcpStream>> + Send;
+    fn accept(&mut self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 
 impl Accept for TcpListener {
+    type Stream = TcpStream;
+
     async fn accept(&mut self) -> io::Result<TcpStream> {
         Self::accept(self).await.map(|(stream, _)| stream)
     }

@@ -171,6 +171,8 @@ struct Failing {
 }
 
 impl Accept for Failing {
+    type Stream = TcpStream;
+
     async fn accept(&mut self) -> io::Result<TcpStream> {
         match self.errors.pop() {
             Some(error) => Err(io::Error::from_raw_os_error(error)),

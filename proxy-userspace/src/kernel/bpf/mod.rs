@@ -35,7 +35,7 @@ pub use self::{
     link::{attach, is_attached},
     log::{LogLevel, MessageReader, RingReader, Wakeup},
     mapped::MappedWords,
-    pins::{DEFAULT_PIN_DIR, PinDir, first_words},
+    pins::{DEFAULT_PIN_DIR, PinDir, first_words, pinned_reader},
 };
 pub(super) use self::{
     bpffs::{BPFFS, check_lasting, is_bpffs, mount_bpffs},

@@ -263,6 +263,18 @@ fn lock(path: &Path, directory: File) -> Result<File, KernelError> {
     }
 }
 
+/// Returns a reader of a map that is pinned in a directory, for who only reads. Its keys and values
+/// must have the sizes of these types.
+pub fn pinned_reader<K: Pod, V: Pod>(directory: &Path, map: &str) -> Result<Reader<K, V>, KernelError> {
+    let path = directory.join(map);
+    let sizes = MapInfo::from_pin(&path).map_err(KernelError::bpf("open map", path.display().to_string()))?;
+    if (sizes.key_size() as usize, sizes.value_size() as usize) != (size_of::<K>(), size_of::<V>()) {
+        let error = io::Error::new(io::ErrorKind::InvalidData, "another version of shunt made it");
+        return Err(KernelError::path("read map", path)(error));
+    }
+    syscall::open_pin(&path).map(Reader::new).map_err(KernelError::path("open map", path))
+}
+
 /// Returns the first words, in host byte order, of the first value of a pinned array. The values
 /// may have any size.
 pub fn first_words<const N: usize>(path: &Path) -> Result<[u32; N], KernelError> {

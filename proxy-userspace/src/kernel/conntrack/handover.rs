@@ -241,6 +241,16 @@ impl Connection {
         self.state.tcp_state.is_some_and(is_half_open)
     }
 
+    /// Returns true for a TCP connection that one side or both closed, or that was reset.
+    pub fn is_ending(&self) -> bool {
+        self.state.tcp_state.is_some_and(|state| state > TCP_CONNTRACK_ESTABLISHED)
+    }
+
+    /// Returns true if a packet of the reply direction passed (`IPS_SEEN_REPLY`).
+    pub fn is_answered(&self) -> bool {
+        self.state.status & IPS_SEEN_REPLY != 0
+    }
+
     /// Returns true if packets passed in both directions, for UDP during more than two seconds
     /// (`IPS_ASSURED`). Conntrack then keeps a UDP flow longer.
     pub fn is_assured(&self) -> bool {

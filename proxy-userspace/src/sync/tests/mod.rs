@@ -33,6 +33,7 @@ struct Daemon {
     facts: watch::Sender<Option<NodeFacts>>,
     drift: Arc<Notify>,
     settings: watch::Sender<SyncSettings>,
+    inspector: Inspector,
     shutdown: CancellationToken,
     task: JoinHandle<Result<(), SyncError>>,
 }
@@ -83,15 +84,16 @@ impl Daemon {
         let mut sync = SyncLoop::new(now, renderer, outputs.clone(), shutdown.clone());
         let (events, received) = mpsc::channel(1024);
         let (facts, node_facts) = watch::channel(None);
-        let drift = Arc::new(Notify::new());
+        let (drift, inspector) = (Arc::new(Notify::new()), Inspector::default());
         let inputs = Inputs {
             events: received,
             node_facts,
             drift: Arc::clone(&drift),
             settings: settings.subscribe(),
+            inspections: inspector.open(),
         };
         let task = tokio::spawn(async move { sync.run(inputs, &mut ()).await });
-        Self { fake, outputs, events, facts, drift, settings, shutdown, task }
+        Self { fake, outputs, events, facts, drift, settings, inspector, shutdown, task }
     }
 
     /// Returns a daemon that has programmed one Service with one endpoint.
@@ -338,4 +340,14 @@ async fn a_certain_dataplane_is_read_every_hour() {
     assert_eq!(daemon.endpoints("a"), [""; 0]);
     tokio::time::sleep(FULL_READ_PERIOD).await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_state_is_read_between_two_syncs() {
+    let daemon = Daemon::synced().await;
+    let read = daemon.inspector.read(|inspected| {
+        let ports = &inspected.model.snapshot().ports;
+        ports.keys().map(|key| inspected.programmed(key).is_some()).collect::<Vec<_>>()
+    });
+    assert_eq!(read.await, Ok(vec![true]), "one service port, and it is programmed");
 }

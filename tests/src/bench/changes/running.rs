@@ -24,7 +24,7 @@ use proxy_userspace::{
     kernel::{self, command::Launcher},
     metrics::Metrics,
     model::{Dirty, Snapshot, WatchEvent},
-    sync::{Inputs, Outputs, SyncLoop, SyncPeriods, SyncSettings},
+    sync::{Inputs, Inspector, Outputs, SyncLoop, SyncPeriods, SyncSettings},
 };
 use tokio::{
     sync::{Notify, mpsc, watch},
@@ -114,7 +114,13 @@ impl RunningLoop {
         let mut sync = SyncLoop::new(settings.clone(), timed, outputs, shutdown.clone());
         let (_, settings) = watch::channel(settings);
         let (events, queue) = mpsc::channel(KINDS);
-        let inputs = Inputs { events: queue, node_facts, drift: disturbed, settings };
+        let inputs = Inputs {
+            events: queue,
+            node_facts,
+            drift: disturbed,
+            settings,
+            inspections: Inspector::default().open(),
+        };
         let looping = tokio::spawn(async move { Ok(sync.run(inputs, &mut ()).await?) });
         Ok(Self { events, rendered, shutdown, looping })
     }

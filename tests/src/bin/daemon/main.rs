@@ -11,6 +11,7 @@ mod pages;
 mod repairs;
 mod test_node;
 mod trace;
+mod verbs;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -36,7 +37,7 @@ struct Arguments {
 
 type Scenario = fn(&Setup) -> Result<()>;
 
-const SCENARIOS: [(&str, Scenario); 24] = [
+const SCENARIOS: [(&str, Scenario); 26] = [
     ("outages", outages::traffic_continues_whatever_the_api_server_does),
     ("repairs", repairs::drift_is_repaired),
     ("broken-mode", auto::a_broken_mode_is_replaced_and_traffic_continues),
@@ -57,6 +58,8 @@ const SCENARIOS: [(&str, Scenario); 24] = [
     ("events", lifecycle::events_report_the_start_and_refused_settings),
     ("pages", pages::metrics_are_valid_and_configz_shows_the_configuration),
     ("statusz", pages::statusz_names_mode_link_path_and_socket_scope),
+    ("impostor", verbs::an_answer_of_another_user_is_not_believed),
+    ("verbs", verbs::get_and_explain_answer_on_the_node),
     ("ebpf-log", trace::connections_are_logged_where_tracing_is_on),
     ("shutdown-in-restore", missing::sigterm_does_not_wait_for_a_hanging_restore),
     ("shutdown-in-restart", lifecycle::sigterm_ends_the_proxy_during_a_restart),

@@ -1,0 +1,100 @@
+//! Writes an explanation for people.
+
+use std::fmt;
+
+use super::{
+    EndpointChoice, Explanation, Hook, Location, Masquerade, Policy, ServiceOf, Source, SourceRanges, Verdict,
+};
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lines().iter().try_for_each(|(name, text)| writeln!(f, "{name:<14} {text}"))
+    }
+}
+
+impl Explanation {
+    /// Returns the steps of the decision, in order.
+    fn lines(&self) -> Vec<(&'static str, String)> {
+        let mut lines = vec![
+            ("Client", self.client_text()),
+            ("Destination", format!("{} {}", self.destination, self.protocol)),
+            ("Hook", format!("{}: {}", hook(self.hook), self.hook_reason)),
+        ];
+        lines.extend(self.service.as_ref().map(|service| ("Service", service.text())));
+        lines.extend(self.source_ranges.as_ref().map(|ranges| ("Source ranges", ranges.text())));
+        let policy = |policy: &Policy| format!("{} {}: {}", policy.field, policy.value, policy.effect);
+        lines.extend(self.policy.as_ref().map(|applied| ("Policy", policy(applied))));
+        let affinity = |seconds| format!("ClientIP, {seconds} s: the client keeps its endpoint");
+        lines.extend(self.affinity_seconds.map(|seconds| ("Affinity", affinity(seconds))));
+        lines.extend(self.masquerade.as_ref().map(|masquerade| ("Masquerade", masquerade.text())));
+        let names = std::iter::once("Endpoints").chain(std::iter::repeat(""));
+        lines.extend(names.zip(self.endpoints.iter().map(EndpointChoice::text)));
+        lines.push(("Verdict", format!("{}: {}", verdict(self.verdict), self.reason)));
+        lines
+    }
+
+    fn client_text(&self) -> String {
+        let location = match self.location {
+            Location::Node => "this node",
+            Location::Pod => "a pod of this node",
+            Location::Outside => "outside this node",
+        };
+        let address = self.client.map(|address| format!("{address}, ")).unwrap_or_default();
+        format!("{address}{location} ({})", self.location_reason)
+    }
+}
+
+impl ServiceOf {
+    fn text(&self) -> String {
+        let Self { namespace, name, port_name, kind } = self;
+        let port = if port_name.is_empty() { String::new() } else { format!(":{port_name}") };
+        format!("{namespace}/{name}{port}, {kind}")
+    }
+}
+
+impl SourceRanges {
+    fn text(&self) -> String {
+        let verb = if self.allowed { "hold" } else { "do not hold" };
+        let list: Vec<_> = self.ranges.iter().map(ToString::to_string).collect();
+        format!("{} {verb} the client", list.join(", "))
+    }
+}
+
+impl Masquerade {
+    fn text(&self) -> String {
+        format!("{}: {}", if self.applies { "yes" } else { "no" }, self.reason)
+    }
+}
+
+impl EndpointChoice {
+    fn text(&self) -> String {
+        let node = self.node.as_deref().unwrap_or("no node");
+        let here = if self.local { ", this node" } else { "" };
+        match (&self.reason, self.source) {
+            (Some(reason), _) => format!("- {} ({node}{here}): {reason}", self.address),
+            (None, Some(Source::Node)) => {
+                format!("+ {} ({node}{here}) sees an address of this node", self.address)
+            }
+            (None, _) => format!("+ {} ({node}{here}) sees the client's address", self.address),
+        }
+    }
+}
+
+const fn hook(hook: Hook) -> &'static str {
+    match hook {
+        Hook::Socket => "socket programs",
+        Hook::Link => "link program",
+        Hook::Backstop => "backstop",
+        Hook::Netfilter => "rules",
+        Hook::Nothing => "none",
+    }
+}
+
+const fn verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Translate => "translated",
+        Verdict::Pass => "passes unchanged",
+        Verdict::Refuse => "refused",
+        Verdict::Drop => "dropped",
+    }
+}

@@ -1,0 +1,334 @@
+//! The verbs on the command line.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+
+use super::{ClientKind, ExplainRequest, FlowFilter, Output, Resource};
+use crate::{mode::Mode, model::Protocol};
+
+const EXIT: &str = "It exits with status 1 if nothing answers or the named Service is not there, and with 2 if the command \
+                    line is wrong.";
+
+/// A verb that asks the daemon of this node.
+#[derive(Clone, Debug)]
+pub enum Verb {
+    /// `get`.
+    Get(GetArguments),
+    /// `explain`.
+    Explain(ExplainArguments),
+}
+
+/// `shunt get`.
+#[derive(Clone, Debug)]
+pub struct GetArguments {
+    /// What to list.
+    pub resource: Resource,
+    /// Only this Service.
+    pub name: Option<String>,
+    /// Only Services of this namespace.
+    pub namespace: Option<String>,
+    /// Which flows.
+    pub flows: FlowFilter,
+    /// How to print.
+    pub output: Output,
+    /// Print rows that change, until a signal ends it.
+    pub watch: bool,
+}
+
+impl GetArguments {
+    /// Returns an argument that was given and selects nothing in this list.
+    pub fn unused(&self) -> Option<&'static str> {
+        let is_of_services =
+            matches!(self.resource, Resource::Services | Resource::Endpoints | Resource::LeftOut);
+        let is_of_flows = self.resource == Resource::Flows;
+        let given = [
+            ("NAME", self.name.is_some(), is_of_services),
+            ("--namespace", self.namespace.is_some(), is_of_services),
+            ("--client", self.flows.client.is_some(), is_of_flows),
+            ("--vip", self.flows.vip.is_some(), is_of_flows),
+            ("--endpoint", self.flows.endpoint.is_some(), is_of_flows),
+            ("--state", self.flows.state.is_some(), is_of_flows),
+        ];
+        given.into_iter().find_map(|(name, is_given, is_used)| (is_given && !is_used).then_some(name))
+    }
+}
+
+/// `shunt explain`.
+#[derive(Clone, Debug)]
+pub struct ExplainArguments {
+    /// The question.
+    pub request: ExplainRequest,
+    /// The node to explain, instead of the one on which the command runs.
+    pub offline: Option<OfflineNode>,
+    /// How to print.
+    pub output: Output,
+}
+
+/// A node of which only manifests are known.
+#[derive(Clone, Debug)]
+pub struct OfflineNode {
+    /// `--manifests`.
+    pub manifests: PathBuf,
+    /// `--node`. `None` for the name of this host.
+    pub name: Option<String>,
+    /// `--mode`.
+    pub mode: Mode,
+    /// `--config`.
+    pub config: Option<PathBuf>,
+}
+
+impl Verb {
+    /// Returns the definitions of the verbs.
+    pub fn commands() -> [Command; 2] {
+        [get(), explain()]
+    }
+
+    /// Reads a verb from the command line. `None` if it has none.
+    pub fn read(matches: &ArgMatches) -> Option<Self> {
+        match matches.subcommand()? {
+            ("get", get) => read_get(get).map(Self::Get),
+            ("explain", explain) => read_explain(explain).map(Self::Explain),
+            _ => None,
+        }
+    }
+}
+
+fn get() -> Command {
+    let argument = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).value_name(value).help(help)
+    };
+    Command::new("get")
+        .about("List what shunt serves on this node: services, endpoints, flows, links, exempt or left-out")
+        .after_help(format!("Asks the shunt that runs in this network namespace, in any mode. {EXIT}"))
+        .arg(
+            argument("resource", "RESOURCE", "What to list")
+                .required(true)
+                .value_parser(value_parser!(Resource)),
+        )
+        .arg(argument("name", "NAME", "Only this Service: NAME, or NAMESPACE/NAME"))
+        .arg(
+            argument("namespace", "NAMESPACE", "Only Services of this namespace [default: all]")
+                .short('n')
+                .long("namespace"),
+        )
+        .args(flow_filters())
+        .arg(output("Format: table, wide, json, yaml, or jsonpath=TEMPLATE"))
+        .arg(
+            Arg::new("watch")
+                .short('w')
+                .long("watch")
+                .action(ArgAction::SetTrue)
+                .help("Print rows again when they change, until interrupted"),
+        )
+}
+
+fn flow_filters() -> [Arg; 4] {
+    let filter = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).help(help).help_heading("Only these flows")
+    };
+    let address = |name, help| filter(name, "ADDRESS", help).value_parser(value_parser!(IpAddr));
+    [
+        address("client", "Of this client"),
+        address("vip", "To this address of a Service"),
+        address("endpoint", "To this endpoint"),
+        filter("state", "STATE", "unanswered, established, closing or closed").value_parser([
+            "unanswered",
+            "established",
+            "closing",
+            "closed",
+        ]),
+    ]
+}
+
+const EXAMPLES: &str = "Examples:
+  shunt explain node 10.96.0.10:53/udp
+  shunt explain 10.244.1.7 10.96.0.1:443
+  shunt explain 203.0.113.9 192.0.2.11:30080 -o json";
+
+fn explain() -> Command {
+    let about = "Explain what happens to a connection: which hook sees it, which Service and endpoints it gets, and why";
+    let to_help = "Where to; the protocol is tcp (the default), udp or sctp";
+    Command::new("explain")
+        .about(about)
+        .after_help(format!(
+            "A pod is named by its address, because shunt does not watch pods. {EXIT}\n\n{EXAMPLES}"
+        ))
+        .arg(
+            Arg::new("from")
+                .required(true)
+                .value_name("FROM")
+                .value_parser(client)
+                .help("Who connects: node, or an address"),
+        )
+        .arg(
+            Arg::new("to")
+                .required(true)
+                .value_name("ADDRESS:PORT[/PROTOCOL]")
+                .value_parser(destination)
+                .help(to_help),
+        )
+        .arg(
+            Arg::new("client")
+                .long("client")
+                .value_name("WHERE")
+                .value_parser(value_parser!(ClientKind))
+                .default_value("auto")
+                .help("Where FROM is: a pod of this node, or outside; auto finds out"),
+        )
+        .arg(
+            Arg::new("outside-cgroup")
+                .long("outside-cgroup")
+                .action(ArgAction::SetTrue)
+                .help("The client is a process of this node outside --cgroup-root"),
+        )
+        .arg(output("Format: table, json, yaml, or jsonpath=TEMPLATE"))
+        .args(offline())
+}
+
+/// Returns the arguments that explain another node.
+fn offline() -> [Arg; 4] {
+    let offline = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).help(help).help_heading("Without a daemon")
+    };
+    let mode = |text: &str| {
+        Mode::from_name(text).ok_or_else(|| "must be ebpf, nftables, iptables or ipvs".to_owned())
+    };
+    let manifests = "Explain a node with the Services, EndpointSlices and Nodes in this directory";
+    [
+        offline("manifests", "DIR", manifests).value_parser(value_parser!(PathBuf)),
+        offline("node", "NAME", "Its name [default: that of this host]").requires("manifests"),
+        offline("mode", "MODE", "Its mode [default: ebpf]").requires("manifests").value_parser(mode),
+        offline("config", "FILE", "Its configuration (KubeProxyConfiguration)")
+            .requires("manifests")
+            .value_parser(value_parser!(PathBuf)),
+    ]
+}
+
+fn read_offline(matches: &ArgMatches) -> Option<OfflineNode> {
+    Some(OfflineNode {
+        manifests: matches.get_one::<PathBuf>("manifests")?.clone(),
+        name: matches.get_one::<String>("node").cloned(),
+        mode: matches.get_one("mode").copied().unwrap_or(Mode::Ebpf),
+        config: matches.get_one::<PathBuf>("config").cloned(),
+    })
+}
+
+fn read_get(matches: &ArgMatches) -> Option<GetArguments> {
+    let text = |name: &str| matches.get_one::<String>(name).cloned();
+    let (mut name, mut namespace) = (text("name"), text("namespace"));
+    if let Some((of, own)) = name.as_deref().and_then(|name| name.split_once('/')) {
+        (namespace, name) = (Some(of.to_owned()), Some(own.to_owned()));
+    }
+    let resource = *matches.get_one("resource")?;
+    let address = |name: &str| matches.get_one::<IpAddr>(name).copied();
+    let flows = FlowFilter {
+        client: address("client"),
+        vip: address("vip"),
+        endpoint: address("endpoint"),
+        state: text("state"),
+    };
+    Some(GetArguments {
+        resource,
+        name,
+        namespace,
+        flows,
+        output: matches.get_one::<Output>("output")?.clone(),
+        watch: matches.get_flag("watch"),
+    })
+}
+
+fn read_explain(matches: &ArgMatches) -> Option<ExplainArguments> {
+    let (to, protocol) = *matches.get_one::<(SocketAddr, Protocol)>("to")?;
+    let request = ExplainRequest {
+        from: matches.get_one::<String>("from")?.clone(),
+        client: *matches.get_one("client")?,
+        to,
+        protocol,
+        outside_cgroup: matches.get_flag("outside-cgroup"),
+    };
+    let offline = read_offline(matches);
+    Some(ExplainArguments { request, offline, output: matches.get_one::<Output>("output")?.clone() })
+}
+
+fn output(help: &'static str) -> Arg {
+    Arg::new("output")
+        .short('o')
+        .long("output")
+        .value_name("FORMAT")
+        .value_parser(|text: &str| text.parse::<Output>())
+        .default_value("table")
+        .help(help)
+}
+
+fn client(text: &str) -> Result<String, String> {
+    if text == "node" || text.parse::<IpAddr>().is_ok() {
+        Ok(text.to_owned())
+    } else {
+        Err("must be node or the address of the client; shunt does not know pods by name".to_owned())
+    }
+}
+
+fn destination(text: &str) -> Result<(SocketAddr, Protocol), String> {
+    let (address, protocol) = text.rsplit_once('/').unwrap_or((text, "tcp"));
+    let wanted = protocol.to_ascii_lowercase();
+    let protocol = Protocol::ALL.into_iter().find(|known| known.lowercase_name() == wanted);
+    let protocol =
+        protocol.ok_or_else(|| format!("{wanted} is no protocol of Services: must be tcp, udp or sctp"))?;
+    let address = address
+        .parse()
+        .map_err(|_| format!("{address} is not ADDRESS:PORT, such as 10.96.0.10:53 or [fd00::10]:53"))?;
+    Ok((address, protocol))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Flags;
+
+    fn verb(words: &[&str]) -> Result<Option<Verb>, String> {
+        let words = std::iter::once("shunt").chain(words.iter().copied());
+        Flags::parse(words).map(|flags| flags.verb).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_service_is_named_with_or_without_its_namespace() {
+        for words in [&["get", "services", "web", "-n", "shop"][..], &["get", "svc", "shop/web"]] {
+            let Ok(Some(Verb::Get(get))) = verb(words) else { panic!("{words:?}") };
+            assert_eq!((get.namespace.as_deref(), get.name.as_deref()), (Some("shop"), Some("web")));
+            assert_eq!(get.resource, Resource::Services);
+        }
+    }
+
+    #[test]
+    fn a_destination_has_a_port_and_may_have_a_protocol() {
+        for (text, expected) in [
+            ("10.0.0.1:53/udp", ("10.0.0.1:53", Protocol::Udp)),
+            ("10.0.0.1:53", ("10.0.0.1:53", Protocol::Tcp)),
+            ("[fd00::1]:53/SCTP", ("[fd00::1]:53", Protocol::Sctp)),
+        ] {
+            let Ok(Some(Verb::Explain(explain))) = verb(&["explain", "node", text]) else { panic!("{text}") };
+            let ExplainRequest { to, protocol, .. } = explain.request;
+            assert_eq!((to, protocol), (expected.0.parse().expect("an address"), expected.1));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_on_the_command_line_is_named() {
+        for (words, expected) in [
+            (&["explain", "web-0", "10.0.0.1:53"][..], "must be node or the address of the client"),
+            (&["explain", "node", "10.0.0.1"], "10.0.0.1 is not ADDRESS:PORT"),
+            (&["explain", "node", "10.0.0.1:53/icmp"], "icmp is no protocol of Services"),
+            (&["get", "pods"], "invalid value 'pods'"),
+            (&["get", "services", "-o", "xml"], "must be table, wide, json, yaml or jsonpath"),
+            (&["get", "services", "-o", "jsonpath={.items"], "a brace is not closed"),
+            (&["get", "services", "-o", "jsonpath={range .items}"], "is not a JSONPath expression"),
+        ] {
+            let error = verb(words).expect_err("wrong");
+            assert!(error.contains(expected), "{words:?}: {error}");
+        }
+    }
+}

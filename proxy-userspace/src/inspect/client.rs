@@ -1,0 +1,199 @@
+//! The command's side: asks the daemon of this network namespace.
+
+use std::{
+    io,
+    net::SocketAddr,
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr as UnixAddress, UnixStream as StdStream},
+    },
+    time::Duration,
+};
+
+use http::{Request, StatusCode, header::HOST};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::{
+    body::{Bytes, Incoming},
+    client::conn::http1::{self, SendRequest},
+};
+use hyper_util::rt::TokioIo;
+use memchr::memchr;
+use nix::unistd::Uid;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::{net::UnixStream, time::timeout};
+
+use super::{
+    Resource, Row, SOCKET,
+    server::{ClientKind, ExplainQuery},
+};
+use crate::{
+    explain::{Client as ExplainedClient, Explanation, Question},
+    model::Protocol,
+};
+
+/// How long an answer, or the next part of it, may take. The daemon gives up earlier.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The daemon did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// No daemon listens.
+    #[error(
+        "no shunt runs in this network namespace, or it is older than 0.2: run the command on the node, or in its pod \
+         with kubectl exec"
+    )]
+    NotRunning(#[source] io::Error),
+    /// Another process has the name of the socket.
+    #[error(
+        "a process of the user {0} has the socket @shunt/inspect, and shunt runs as root or as the own user"
+    )]
+    Impostor(u32),
+    /// The daemon answers no processes of this user.
+    #[error("shunt ended the connection: it answers only processes of root and of its own user")]
+    Refused(#[source] hyper::Error),
+    /// The daemon cannot answer now.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The answer broke off, or is of another version.
+    #[error("cannot read the answer of shunt")]
+    Broken(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// Nothing came for too long.
+    #[error("shunt does not answer within {} s", PATIENCE.as_secs())]
+    Late,
+}
+
+/// A connection to the daemon.
+#[derive(Debug)]
+pub struct Client {
+    sender: SendRequest<Empty<Bytes>>,
+}
+
+/// A question about a connection.
+#[derive(Clone, Debug)]
+pub struct ExplainRequest {
+    /// `node`, or an address.
+    pub from: String,
+    /// Where that address is.
+    pub client: ClientKind,
+    /// The destination.
+    pub to: SocketAddr,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The client is a process of this node whose sockets are not served.
+    pub outside_cgroup: bool,
+}
+
+impl ExplainRequest {
+    /// Returns the question. `None` if the client is neither `node` nor an address.
+    pub fn question(&self) -> Option<Question> {
+        let client = match (self.from.as_str(), self.client) {
+            ("node", _) => ExplainedClient::Node,
+            (address, ClientKind::Auto) => ExplainedClient::Address(address.parse().ok()?),
+            (address, ClientKind::Pod) => ExplainedClient::Pod(address.parse().ok()?),
+            (address, ClientKind::Outside) => ExplainedClient::Outside(address.parse().ok()?),
+        };
+        let Self { to, protocol, outside_cgroup, .. } = *self;
+        Some(Question { client, destination: to, protocol, outside_cgroup })
+    }
+}
+
+impl Client {
+    /// Connects to the daemon of this thread's network namespace.
+    pub async fn connect() -> Result<Self, ClientError> {
+        let stream = connect().map_err(ClientError::NotRunning)?;
+        let user = stream.peer_cred().map_err(ClientError::NotRunning)?.uid();
+        if user != 0 && user != Uid::effective().as_raw() {
+            return Err(ClientError::Impostor(user));
+        }
+        let (sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(ClientError::Refused)?;
+        tokio::spawn(connection);
+        Ok(Self { sender })
+    }
+
+    /// Reads a list, and hands over each row as it comes.
+    pub async fn list<T: Row>(
+        &mut self,
+        resource: Resource,
+        filter: &impl Serialize,
+        mut on_row: impl FnMut(T),
+    ) -> Result<(), ClientError> {
+        let mut body = self.get(&format!("/v1/get/{}", resource.path()), filter).await?;
+        let mut rest = Vec::new();
+        while let Some(part) = next_part(&mut body).await? {
+            rest.extend_from_slice(&part);
+            let mut read = 0;
+            while let Some(length) = memchr(b'\n', &rest[read..]) {
+                on_row(decode(&rest[read..read + length])?);
+                read += length + 1;
+            }
+            rest.drain(..read);
+        }
+        Ok(())
+    }
+
+    /// Explains a connection.
+    pub async fn explain(&mut self, request: &ExplainRequest) -> Result<Explanation, ClientError> {
+        let ExplainRequest { from, client, to, protocol, outside_cgroup } = request.clone();
+        let query = ExplainQuery { from, client, to, protocol: protocol.name().to_owned(), outside_cgroup };
+        let mut body = self.get("/v1/explain", &query).await?;
+        let mut text = Vec::new();
+        while let Some(part) = next_part(&mut body).await? {
+            text.extend_from_slice(&part);
+        }
+        decode(&text)
+    }
+
+    async fn get(&mut self, path: &str, query: &impl Serialize) -> Result<Incoming, ClientError> {
+        let broken = |error: Box<dyn std::error::Error + Send + Sync>| ClientError::Broken(error);
+        let query = serde_urlencoded::to_string(query).map_err(|error| broken(error.into()))?;
+        let request = Request::get(format!("{path}?{query}")).header(HOST, "shunt").body(Empty::new());
+        let request = request.map_err(|error| broken(error.into()))?;
+        let sent = async {
+            self.sender.ready().await?;
+            self.sender.send_request(request).await
+        };
+        let answer = timeout(PATIENCE, sent).await.map_err(|_| ClientError::Late)?;
+        let answer = answer.map_err(ClientError::Refused)?;
+        let status = answer.status();
+        let mut body = answer.into_body();
+        if status == StatusCode::OK {
+            return Ok(body);
+        }
+        let mut text = Vec::new();
+        while let Some(part) = next_part(&mut body).await? {
+            text.extend_from_slice(&part);
+        }
+        let why = String::from_utf8_lossy(&text);
+        Err(ClientError::Unavailable(if why.is_empty() {
+            format!("shunt answers {status}")
+        } else {
+            why.into()
+        }))
+    }
+}
+
+fn connect() -> io::Result<UnixStream> {
+    let stream = StdStream::connect_addr(&UnixAddress::from_abstract_name(SOCKET)?)?;
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
+}
+
+/// Returns the next bytes of an answer. `None` at its end.
+async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, ClientError> {
+    loop {
+        let frame = timeout(PATIENCE, body.frame()).await.map_err(|_| ClientError::Late)?;
+        match frame.transpose().map_err(|error| ClientError::Broken(error.into()))? {
+            None => return Ok(None),
+            Some(frame) => {
+                if let Ok(data) = frame.into_data() {
+                    return Ok(Some(data));
+                }
+            }
+        }
+    }
+}
+
+fn decode<T: DeserializeOwned>(text: &[u8]) -> Result<T, ClientError> {
+    serde_json::from_slice(text).map_err(|error| ClientError::Broken(error.into()))
+}

@@ -1,0 +1,88 @@
+//! What `shunt get` and `shunt explain` show: the daemon answers on a local socket, and the command
+//! prints the answer.
+//!
+//! The socket is an abstract one (unix(7)) with a fixed name. Its names belong to a network
+//! namespace, as nodes do: the command finds the daemon of its node, also from a container, and two
+//! nodes in containers do not meet. Only processes with the user ID 0, or that of the daemon, get an
+//! answer.
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod client;
+mod flows;
+mod gather;
+mod output;
+mod rows;
+mod server;
+
+pub use self::{
+    arguments::{ExplainArguments, GetArguments, OfflineNode, Verb},
+    client::{Client, ClientError, ExplainRequest},
+    flows::FlowFilter,
+    gather::Filter,
+    output::{InvalidOutput, Output, print, print_one, table},
+    rows::{EndpointRow, ExemptRow, FlowRow, LeftOutRow, LinkRow, Row, ServiceRow},
+    server::{ClientKind, NodeInspector, routes},
+};
+
+/// The name of the socket.
+pub const SOCKET: &[u8] = b"shunt/inspect";
+
+/// The version of the answers. It changes with every field that goes or means something else; a
+/// field that comes does not change it.
+pub const API_VERSION: &str = "shunt.dev/v1alpha1";
+
+/// What `shunt get` lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Resource {
+    /// Service ports.
+    #[value(alias = "service", alias = "svc")]
+    Services,
+    /// Endpoints of service ports, used or not.
+    #[value(alias = "endpoint", alias = "ep")]
+    Endpoints,
+    /// Flows that are translated on links.
+    #[value(alias = "flow")]
+    Flows,
+    /// Links on which packets are translated.
+    #[value(alias = "link")]
+    Links,
+    /// Pods whose sockets are left alone.
+    Exempt,
+    /// Service ports that are left out.
+    LeftOut,
+}
+
+impl Resource {
+    /// All resources.
+    const ALL: [Self; 6] =
+        [Self::Services, Self::Endpoints, Self::Flows, Self::Links, Self::Exempt, Self::LeftOut];
+
+    fn of_path(path: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|resource| resource.path() == path)
+    }
+
+    /// Returns the last segment of the path on the socket.
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Services => "services",
+            Self::Endpoints => "endpoints",
+            Self::Flows => "flows",
+            Self::Links => "links",
+            Self::Exempt => "exempt",
+            Self::LeftOut => "left-out",
+        }
+    }
+
+    /// Returns the kind of a list in JSON and YAML.
+    pub const fn kind(self) -> &'static str {
+        match self {
+            Self::Services => "ServicePortList",
+            Self::Endpoints => "EndpointList",
+            Self::Flows => "FlowList",
+            Self::Links => "LinkList",
+            Self::Exempt => "ExemptNamespaceList",
+            Self::LeftOut => "LeftOutServicePortList",
+        }
+    }
+}

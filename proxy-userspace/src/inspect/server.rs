@@ -1,0 +1,197 @@
+//! The daemon's side: answers questions on the local socket.
+
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
+
+use axum::{
+    Json, Router,
+    body::{Body, Bytes},
+    extract::{Path, Query, State},
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use futures::{Stream, TryStreamExt as _, stream};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    ExplainRequest, FlowFilter, Resource, Row, flows,
+    gather::{self, Filter, Part, ServiceCounts},
+};
+use crate::{
+    dataplane::Mode,
+    explain::{Explanation, Question, Situation, explain},
+    metrics::Metrics,
+    model::{Protocol, ServicePortKey},
+    sync::{Inspected, Inspector, NoAnswer},
+};
+
+/// What the answers are made of.
+#[derive(Clone, Debug)]
+pub struct NodeInspector {
+    /// Reads the sync loop.
+    pub inspector: Inspector,
+    /// Counts.
+    pub metrics: Metrics,
+    /// Where the maps of the ebpf mode are pinned.
+    pub pins: PathBuf,
+}
+
+/// One JSON document a line.
+const LINES: &str = "application/x-ndjson";
+
+/// Returns the paths of the socket: `/v1/get/RESOURCE` and `/v1/explain`.
+pub fn routes(node: NodeInspector) -> Router {
+    Router::new()
+        .route("/v1/get/flows", get(flows))
+        .route("/v1/get/{resource}", get(list))
+        .route("/v1/explain", get(explained))
+        .with_state(node)
+}
+
+impl IntoResponse for NoAnswer {
+    fn into_response(self) -> Response {
+        (StatusCode::SERVICE_UNAVAILABLE, self.to_string()).into_response()
+    }
+}
+
+async fn list(
+    State(node): State<NodeInspector>,
+    Path(resource): Path<String>,
+    Query(filter): Query<Filter>,
+) -> Response {
+    let Some(resource) = Resource::of_path(&resource) else { return StatusCode::NOT_FOUND.into_response() };
+    let inspector = node.inspector;
+    match resource {
+        Resource::Services => {
+            let (counted, counts_failures) = node.metrics.service_counts();
+            let counts = Arc::new(ServiceCounts::new(counted, counts_failures));
+            parts(inspector, filter, move |inspected, key| gather::service(inspected, key, &counts))
+        }
+        Resource::Endpoints => parts(inspector, filter, gather::endpoints),
+        Resource::Flows => StatusCode::NOT_FOUND.into_response(),
+        Resource::Links => whole(inspector.read(gather::links).await),
+        Resource::Exempt => whole(inspector.read(gather::exempt).await),
+        Resource::LeftOut => {
+            whole(inspector.read(move |inspected| gather::left_out(inspected, &filter)).await)
+        }
+    }
+}
+
+/// Answers with the flows that match. Their Services are named as far as they exist.
+async fn flows(
+    State(NodeInspector { inspector, pins, .. }): State<NodeInspector>,
+    Query(filter): Query<FlowFilter>,
+) -> Response {
+    let mode = match inspector.read(|inspected| inspected.mode).await {
+        Ok(mode) => mode,
+        Err(error) => return error.into_response(),
+    };
+    let parts = flows::read((mode == Some(Mode::Ebpf)).then_some(pins), filter);
+    answer_with(stream::try_unfold((parts, inspector), |(mut parts, inspector)| async move {
+        let Some(part) = parts.recv().await else { return Ok(None) };
+        let rows =
+            flows::named(&inspector, part.map_err(io::Error::other)?).await.map_err(io::Error::other)?;
+        Ok(Some((lines(&rows), (parts, inspector))))
+    }))
+}
+
+/// Answers with a list that is read at once.
+fn whole<T: Row>(rows: Result<Vec<T>, NoAnswer>) -> Response {
+    match rows {
+        Ok(rows) => ([(CONTENT_TYPE, LINES)], lines(&rows)).into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Answers with a list that is read in parts. A change of the kernel waits for one part at most.
+fn parts<T: Row>(
+    inspector: Inspector,
+    filter: Filter,
+    rows_of: impl Fn(&Inspected<'_>, &ServicePortKey) -> Vec<T> + Clone + Send + Sync + 'static,
+) -> Response {
+    let read = move |after: Position| {
+        let (inspector, filter, rows_of) = (inspector.clone(), filter.clone(), rows_of.clone());
+        async move {
+            let after = match after {
+                Position::End => return Ok(None),
+                Position::Begin => None,
+                Position::Behind(key) => Some(key),
+            };
+            let reader = move |inspected: &Inspected<'_>| {
+                gather::part(inspected, &filter, after.as_ref(), |inspected, key| rows_of(inspected, key))
+            };
+            let (rows, last): Part<T> = inspector.read(reader).await.map_err(io::Error::other)?;
+            Ok(Some((lines(&rows), last.map_or(Position::End, Position::Behind))))
+        }
+    };
+    answer_with(stream::try_unfold(Position::Begin, read))
+}
+
+/// How far a list is read.
+enum Position {
+    Begin,
+    Behind(ServicePortKey),
+    End,
+}
+
+fn answer_with(parts: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response {
+    ([(CONTENT_TYPE, LINES)], Body::from_stream(parts.into_stream())).into_response()
+}
+
+fn lines<T: Serialize>(rows: &[T]) -> Bytes {
+    let mut text = Vec::new();
+    for row in rows {
+        // Rows have only texts and numbers as keys and values, so this cannot fail.
+        if serde_json::to_writer(&mut text, row).is_ok() {
+            text.push(b'\n');
+        }
+    }
+    text.into()
+}
+
+/// The query of `/v1/explain`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ExplainQuery {
+    /// `node`, or an address.
+    pub(super) from: String,
+    /// `auto`, `pod` or `outside`: where the address is.
+    pub(super) client: ClientKind,
+    pub(super) to: SocketAddr,
+    pub(super) protocol: String,
+    pub(super) outside_cgroup: bool,
+}
+
+/// Where a client is, as the question says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ClientKind {
+    /// shunt finds out.
+    #[default]
+    Auto,
+    /// A pod of this node.
+    Pod,
+    /// Not on this node.
+    Outside,
+}
+
+impl ExplainQuery {
+    fn question(self) -> Option<Question> {
+        let Self { from, client, to, protocol, outside_cgroup } = self;
+        let protocol = Protocol::ALL.into_iter().find(|known| known.name() == protocol)?;
+        ExplainRequest { from, client, to, protocol, outside_cgroup }.question()
+    }
+}
+
+async fn explained(State(node): State<NodeInspector>, Query(query): Query<ExplainQuery>) -> Response {
+    let Some(question) = query.question() else { return StatusCode::BAD_REQUEST.into_response() };
+    let read = move |inspected: &Inspected<'_>| -> Option<Explanation> {
+        let backstop = inspected.backstop.as_ref().map(|backstop| backstop.mode);
+        Some(explain(Situation { model: inspected.model, mode: inspected.mode?, backstop }, &question))
+    };
+    match node.inspector.read(read).await {
+        Ok(Some(explanation)) => Json(explanation).into_response(),
+        Ok(None) => NoAnswer::NotRunning.into_response(),
+        Err(error) => error.into_response(),
+    }
+}

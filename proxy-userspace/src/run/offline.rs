@@ -1,0 +1,82 @@
+//! `shunt explain --manifests`: explains without a daemon and without a kernel.
+
+use anyhow::{Context as _, bail};
+use proxy_userspace::{
+    config::{Config, Environment, Flags},
+    dataplane::Mode,
+    explain::{Explanation, Situation, explain},
+    inspect::{ExplainRequest, OfflineNode},
+    mode::BackstopPolicy,
+    model::{LinkAddress, Model, NodeFacts},
+    watch::ManifestSource,
+};
+use tokio::sync::mpsc;
+
+/// More than the kinds of objects, of which the source sends a list each.
+const LISTS: usize = 8;
+/// The link of the Node's addresses, whose real name does not matter.
+const LINK: &str = "eth0";
+
+/// Explains a connection on a node of which only manifests are known. What cannot be read in them is
+/// said on standard error, and the rest counts.
+pub(super) async fn explained(node: &OfflineNode, request: &ExplainRequest) -> anyhow::Result<Explanation> {
+    let config = config(node)?;
+    let mut model = Model::new(config.model.clone());
+    read(node, &mut model).await?;
+    if let Some(name) = model.missing_node() {
+        bail!("no Node {name} in {}: name one with --node", node.manifests.display());
+    }
+    model.set_node_facts(facts(&model));
+    model.resolve();
+    let has_backstop = config.mode == Mode::Ebpf && config.ebpf.backstop != BackstopPolicy::Never;
+    let backstop = has_backstop.then_some(Mode::Nftables);
+    let situation = Situation { model: &model, mode: config.mode, backstop };
+    let question = request.question().context("FROM is no address")?;
+    Ok(explain(situation, &question))
+}
+
+fn config(node: &OfflineNode) -> anyhow::Result<Config> {
+    let manifests = node.manifests.display().to_string();
+    let mut words = vec!["shunt".to_owned(), "--manifests".to_owned(), manifests];
+    words.extend(["--mode".to_owned(), node.mode.name().to_owned(), "--cgroup-root=/".to_owned()]);
+    let named = node.name.iter().flat_map(|name| ["--hostname-override".to_owned(), name.clone()]);
+    words.extend(named);
+    let file = node.config.iter().flat_map(|file| ["--config".to_owned(), file.display().to_string()]);
+    words.extend(file);
+    Ok(Config::load(&Flags::parse(words)?, &Environment::of_this_process())?)
+}
+
+async fn read(node: &OfflineNode, model: &mut Model) -> anyhow::Result<()> {
+    let source = ManifestSource::new(&node.manifests);
+    let mut status = source.status();
+    let (to_model, mut lists) = mpsc::channel(LISTS);
+    let reading = tokio::spawn(source.run(to_model));
+    if status.wait_for(|status| status.nodes.synced).await.is_err() {
+        reading.await??;
+        bail!("cannot read {}", node.manifests.display());
+    }
+    while let Ok(list) = lists.try_recv() {
+        model.apply(list);
+    }
+    for error in &status.borrow().manifest_errors.texts {
+        eprintln!("shunt: left out: {error}");
+    }
+    reading.abort();
+    Ok(())
+}
+
+/// Returns the addresses of the Node, as those of a link.
+fn facts(model: &Model) -> NodeFacts {
+    let of_node =
+        model.node().into_iter().flat_map(|node| &node.addresses).map(|(_, address)| (LINK, *address));
+    let loopback = [std::net::Ipv4Addr::LOCALHOST.into(), std::net::Ipv6Addr::LOCALHOST.into()];
+    let all = of_node.chain(loopback.map(|address| ("lo", address)));
+    let mut addresses: Vec<LinkAddress> = all
+        .map(|(link, address)| {
+            let prefix_len = if address.is_ipv4() { 32 } else { 128 };
+            LinkAddress { link: link.into(), address, prefix_len }
+        })
+        .collect();
+    addresses.sort();
+    NodeFacts { addresses, ..NodeFacts::default() }
+}

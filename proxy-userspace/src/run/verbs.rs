@@ -1,0 +1,130 @@
+//! `shunt get` and `shunt explain`: ask the daemon of this node, and print the answer.
+
+use std::{
+    collections::HashSet,
+    io::{self, Write as _, stdout},
+    process::ExitCode,
+    time::Duration,
+};
+
+use proxy_userspace::{
+    causes::with_causes,
+    inspect::{
+        Client, EndpointRow, ExemptRow, ExplainArguments, Filter, FlowRow, GetArguments, LeftOutRow, LinkRow,
+        Output, Resource, Row, ServiceRow, Verb, print, print_one, table,
+    },
+};
+use tokio::{runtime, time::sleep};
+
+use super::offline;
+
+/// The exit code for a wrong command line, as that of clap.
+const WRONG_USAGE: u8 = 2;
+/// How often `--watch` asks.
+const WATCH_PERIOD: Duration = Duration::from_secs(1);
+
+/// Runs a verb to its end.
+pub(crate) fn verb(verb: Verb) -> ExitCode {
+    let done =
+        runtime::Builder::new_current_thread().enable_all().build().map_err(Into::into).and_then(|runtime| {
+            runtime.block_on(async {
+                match verb {
+                    Verb::Get(arguments) => get(&arguments).await,
+                    Verb::Explain(arguments) => explain(&arguments).await,
+                }
+            })
+        });
+    match done {
+        Ok(code) => code,
+        // The reader of the output has enough, as with `| head`.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("shunt: {}", with_causes(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+async fn get(arguments: &GetArguments) -> anyhow::Result<ExitCode> {
+    if let Some(unused) = arguments.unused() {
+        eprintln!("shunt: {unused} has no meaning for {}", arguments.resource.path());
+        return Ok(ExitCode::from(WRONG_USAGE));
+    }
+    match arguments.resource {
+        Resource::Services => list::<ServiceRow>(arguments).await,
+        Resource::Endpoints => list::<EndpointRow>(arguments).await,
+        Resource::Flows => list::<FlowRow>(arguments).await,
+        Resource::Links => list::<LinkRow>(arguments).await,
+        Resource::Exempt => list::<ExemptRow>(arguments).await,
+        Resource::LeftOut => list::<LeftOutRow>(arguments).await,
+    }
+}
+
+async fn list<T: Row>(arguments: &GetArguments) -> anyhow::Result<ExitCode> {
+    let GetArguments { resource, name, namespace, output, watch, .. } = arguments;
+    let rows: Vec<T> = read(arguments).await?;
+    if rows.is_empty() && matches!(output, Output::Table | Output::Wide) {
+        let within = namespace.as_deref().map(|namespace| format!(" in the namespace {namespace}"));
+        let of = name.as_deref().map(|name| format!(" of a Service {name}"));
+        let [of, within] = [of, within].map(Option::unwrap_or_default);
+        eprintln!("shunt: no {}{of}{within}", resource.path());
+    } else {
+        print(output, *resource, &rows, &mut stdout().lock())?;
+    }
+    if *watch {
+        follow(arguments, &rows).await?;
+    }
+    let is_missing = rows.is_empty() && name.is_some();
+    Ok(if is_missing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+async fn read<T: Row>(arguments: &GetArguments) -> anyhow::Result<Vec<T>> {
+    let GetArguments { resource, name, namespace, flows, .. } = arguments;
+    let mut rows = Vec::new();
+    let mut client = Client::connect().await?;
+    if *resource == Resource::Flows {
+        client.list(*resource, flows, |row| rows.push(row)).await?;
+    } else {
+        let filter = Filter { namespace: namespace.clone(), name: name.clone() };
+        client.list(*resource, &filter, |row| rows.push(row)).await?;
+    }
+    Ok(rows)
+}
+
+/// Prints rows that come or change, until an error or a signal ends it.
+async fn follow<T: Row>(arguments: &GetArguments, first: &[T]) -> anyhow::Result<()> {
+    let mut before = texts(first)?;
+    loop {
+        stdout().flush()?;
+        sleep(WATCH_PERIOD).await;
+        let rows: Vec<T> = read(arguments).await?;
+        let now = texts(&rows)?;
+        let known: HashSet<&str> = before.iter().map(String::as_str).collect();
+        let changed = rows.into_iter().zip(&now).filter(|(_, text)| !known.contains(text.as_str()));
+        let changed: Vec<T> = changed.map(|(row, _)| row).collect();
+        match &arguments.output {
+            _ if changed.is_empty() => {}
+            Output::Table => table(&changed, false, false, &mut stdout().lock())?,
+            Output::Wide => table(&changed, true, false, &mut stdout().lock())?,
+            output => print(output, arguments.resource, &changed, &mut stdout().lock())?,
+        }
+        before = now;
+    }
+}
+
+fn texts<T: Row>(rows: &[T]) -> serde_json::Result<Vec<String>> {
+    rows.iter().map(serde_json::to_string).collect()
+}
+
+async fn explain(arguments: &ExplainArguments) -> anyhow::Result<ExitCode> {
+    let explanation = match &arguments.offline {
+        Some(node) => offline::explained(node, &arguments.request).await?,
+        None => Client::connect().await?.explain(&arguments.request).await?,
+    };
+    print_one(&arguments.output, "Explanation", &explanation, &mut stdout().lock())?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,159 @@
+//! Lets others read the state of the loop: what `shunt get` and `shunt explain` show.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+
+use super::left_out_ports::LeftOutPorts;
+use crate::{
+    dataplane::{BackstopStatus, LeftOutReason, Mode},
+    model::{Model, ServicePortKey, UnixNanos},
+};
+
+/// How many readers may wait. Each runs between two syncs.
+const MAX_WAITING: usize = 16;
+/// How long a reader waits. A full sync of a netfilter mode takes seconds.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a reader sees. Nothing changes while it reads, and no sync runs, so it must be quick.
+#[derive(Debug)]
+pub struct Inspected<'a> {
+    /// The objects, and what was resolved from them.
+    pub model: &'a Model,
+    /// The mode that runs. `None` only in tests that set none.
+    pub mode: Option<Mode>,
+    /// The backstop of the ebpf mode.
+    pub backstop: Option<BackstopStatus>,
+    pub(super) left_out: &'a LeftOutPorts,
+    pub(super) programmed: &'a ProgrammedTimes,
+}
+
+impl Inspected<'_> {
+    /// Returns the service ports that are left out, each with reason and error.
+    pub fn left_out(&self) -> &BTreeMap<ServicePortKey, (LeftOutReason, String)> {
+        self.left_out.ports()
+    }
+
+    /// Returns when a service port was last programmed. `None` if it waits for that.
+    pub fn programmed(&self, key: &ServicePortKey) -> Option<UnixNanos> {
+        self.programmed.of(key)
+    }
+}
+
+/// Reads the state of the loop.
+pub type Inspection = Box<dyn FnOnce(&Inspected<'_>) + Send>;
+
+/// The loop did not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoAnswer {
+    /// The loop is not there: shunt starts, or changes its mode.
+    #[error("shunt starts, or changes its mode: try again")]
+    NotRunning,
+    /// The loop is busy.
+    #[error("shunt programs the kernel for longer than {} s: try again", PATIENCE.as_secs())]
+    Busy,
+}
+
+/// Asks the loop that runs. Clones ask the same one.
+#[derive(Clone, Debug, Default)]
+pub struct Inspector {
+    running: Arc<Mutex<Option<mpsc::Sender<Inspection>>>>,
+}
+
+impl Inspector {
+    /// Returns what the next loop receives. Readers of the loop before get no answer.
+    pub fn open(&self) -> mpsc::Receiver<Inspection> {
+        let (to_loop, inspections) = mpsc::channel(MAX_WAITING);
+        *self.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(to_loop);
+        inspections
+    }
+
+    /// Runs a reader between two syncs, and returns what it returns.
+    pub async fn read<T: Send + 'static>(
+        &self,
+        reader: impl FnOnce(&Inspected<'_>) -> T + Send + 'static,
+    ) -> Result<T, NoAnswer> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let to_loop = running.ok_or(NoAnswer::NotRunning)?;
+        let (reply, answer) = oneshot::channel();
+        let inspection: Inspection = Box::new(move |inspected| drop(reply.send(reader(inspected))));
+        let asked = async {
+            to_loop.send(inspection).await.map_err(|_| NoAnswer::NotRunning)?;
+            answer.await.map_err(|_| NoAnswer::NotRunning)
+        };
+        timeout(PATIENCE, asked).await.unwrap_or(Err(NoAnswer::Busy))
+    }
+}
+
+/// When service ports were last programmed.
+#[derive(Debug, Default)]
+pub(super) struct ProgrammedTimes {
+    /// The first full sync, which programmed everything.
+    first: Option<UnixNanos>,
+    /// Changes since.
+    changed: BTreeMap<ServicePortKey, UnixNanos>,
+}
+
+impl ProgrammedTimes {
+    /// Takes in a sync that programmed these service ports. `served` says which of them are there.
+    pub(super) fn update<'a>(
+        &mut self,
+        now: UnixNanos,
+        dirty: impl IntoIterator<Item = &'a ServicePortKey>,
+        is_served: impl Fn(&ServicePortKey) -> bool,
+    ) {
+        if self.first.is_none() {
+            self.first = Some(now);
+            return;
+        }
+        for key in dirty {
+            if is_served(key) {
+                self.changed.insert(key.clone(), now);
+            } else {
+                self.changed.remove(key);
+            }
+        }
+    }
+
+    fn of(&self, key: &ServicePortKey) -> Option<UnixNanos> {
+        self.changed.get(key).copied().or(self.first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing::key;
+
+    #[tokio::test]
+    async fn nobody_answers_while_no_loop_runs() {
+        let inspector = Inspector::default();
+        assert_eq!(inspector.read(|_| ()).await, Err(NoAnswer::NotRunning));
+        drop(inspector.open());
+        assert_eq!(inspector.read(|_| ()).await, Err(NoAnswer::NotRunning));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_busy_loop_is_not_waited_for_without_end() {
+        let inspector = Inspector::default();
+        let _never_read = inspector.open();
+        assert_eq!(inspector.read(|_| ()).await, Err(NoAnswer::Busy));
+    }
+
+    #[test]
+    fn the_time_of_a_service_port_is_that_of_its_last_change() {
+        let (mut times, [a, b]) = (ProgrammedTimes::default(), ["ns/a", "ns/b"].map(|name| key(name, "")));
+        times.update(UnixNanos(1), [&a, &b], |_| true);
+        times.update(UnixNanos(2), [&b], |_| true);
+        assert_eq!([times.of(&a), times.of(&b)], [Some(UnixNanos(1)), Some(UnixNanos(2))]);
+        times.update(UnixNanos(3), [&b], |_| false);
+        assert!(times.changed.is_empty(), "a service port that is gone takes no memory");
+    }
+}
