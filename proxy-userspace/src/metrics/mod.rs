@@ -8,7 +8,9 @@
 mod exposition;
 mod histograms;
 mod kernel_counts;
+mod labels;
 mod mode_metrics;
+mod of_mode;
 mod process;
 mod registration;
 
@@ -16,69 +18,29 @@ mod registration;
 mod tests;
 
 use std::{
-    sync::{Arc, PoisonError, RwLock, atomic::AtomicU64},
+    sync::{Arc, RwLock, atomic::AtomicU64},
     time::Duration,
 };
 
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
 
-pub use exposition::Exposition;
+pub use self::{
+    exposition::Exposition,
+    labels::{PolicySide, SyncExtent, WatchedKind},
+};
 
 use self::{
     histograms::{Durations, Histograms},
     kernel_counts::KernelCountsCollector,
+    labels::{Labels, TextLabels, code, ip_family, policy_labels},
     mode_metrics::ModeMetricsCollector,
 };
 use crate::{
-    dataplane::{
-        BackstopStatus, DisplacedLink, KernelCounts, LeftOutReason, MapFill, ModeMetricsReader, ServiceCount,
-        conntrack::StaleUdpDeletion,
-    },
-    model::{IpFamily, LinkPath},
+    dataplane::{LeftOutReason, conntrack::StaleUdpDeletion},
+    model::IpFamily,
 };
 
-type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Seconds = Gauge<f64, AtomicU64>;
-type TextLabels = Vec<(&'static str, String)>;
-
-/// The traffic policy to which a count applies; the label `traffic_policy`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum PolicySide {
-    /// internalTrafficPolicy.
-    Internal,
-    /// externalTrafficPolicy.
-    External,
-}
-
-/// The extent of a sync.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SyncExtent {
-    /// A full sync, after a fresh observation of the kernel.
-    Full,
-    /// A partial sync of what was dirty.
-    Partial,
-}
-
-/// The kinds of watched objects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WatchedKind {
-    /// Services.
-    Service,
-    /// EndpointSlices.
-    EndpointSlice,
-    /// Nodes.
-    Node,
-}
-
-impl WatchedKind {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Service => "Service",
-            Self::EndpointSlice => "EndpointSlice",
-            Self::Node => "Node",
-        }
-    }
-}
 
 /// All metrics of the process. Clones share their values.
 #[derive(Clone, Debug, Default)]
@@ -142,43 +104,9 @@ impl Metrics {
         Exposition(registration::indicators(self))
     }
 
-    /// Sets the source of the kernel counters of the current mode.
-    pub fn set_kernel_counts(&self, counts: Option<Box<dyn KernelCounts>>) {
-        self.kernel_counts.set(counts);
-    }
-
-    /// Returns the counts of service ports, and whether refusals and drops are among them.
-    pub fn service_counts(&self) -> (Vec<ServiceCount>, bool) {
-        self.kernel_counts.services()
-    }
-
-    /// Sets the source of the current mode's own metrics.
-    pub fn set_mode_metrics(&self, mode_metrics: Option<ModeMetricsReader>) {
-        self.of_mode.set(mode_metrics);
-    }
-
-    /// Sets the number of entries and the capacity of one of the dataplane's maps.
-    pub fn set_map_fill(&self, fill: MapFill) {
-        self.map_entries.get_or_create(&[("map", fill.map)]).set(gauge_value(fill.entries));
-        self.map_capacity.get_or_create(&[("map", fill.map)]).set(fill.capacity.into());
-    }
-
     /// Sets the number of errors in the directory of manifests.
     pub fn set_manifest_errors(&self, errors: usize) {
         self.manifest_errors.set(gauge_value(errors));
-    }
-
-    /// Sets the number of links that should have link programs but have none.
-    pub fn set_links_left_out(&self, links: usize) {
-        self.links_left_out.set(gauge_value(links));
-    }
-
-    /// Sets the links on which a program of another owner runs before the link program.
-    pub fn set_links_displaced(&self, links: &[DisplacedLink]) {
-        self.links_displaced.clear();
-        for DisplacedLink { link, .. } in links {
-            self.links_displaced.get_or_create(&vec![("link", link.to_string())]).set(1);
-        }
     }
 
     /// Records a request to the API server: the HTTP method, the server with its port, the status
@@ -196,66 +124,6 @@ impl Metrics {
     /// Sets whether a feature gate is on. `stage` is its maturity, in capitals.
     pub fn set_feature(&self, name: &'static str, stage: &'static str, is_on: bool) {
         self.features.get_or_create(&[("name", name), ("stage", stage)]).set(is_on.into());
-    }
-
-    /// Sets the number of service ports that are left out for this reason.
-    pub fn set_service_ports_left_out(&self, reason: LeftOutReason, ports: usize) {
-        self.service_ports_left_out.get_or_create(&[("reason", reason.name())]).set(gauge_value(ports));
-    }
-
-    /// Sets the current mode and the reason for it.
-    pub fn set_mode(&self, mode: &'static str, why: &str) {
-        self.mode.clear();
-        self.mode.get_or_create(&[("mode", mode)]).set(1);
-        self.mode_info.clear();
-        self.mode_info.get_or_create(&vec![("mode", mode.into()), ("why", why.into())]).set(1);
-        *self.running_mode.write().unwrap_or_else(PoisonError::into_inner) = mode;
-        // The backstop, the links and the maps belong to the previous mode.
-        self.backstop_info.clear();
-        self.link_path_info.clear();
-        self.exempt_namespaces.set(0);
-        self.links_displaced.clear();
-        for reason in LeftOutReason::ALL {
-            self.set_service_ports_left_out(reason, 0);
-        }
-        self.map_entries.clear();
-        self.map_capacity.clear();
-    }
-
-    /// Sets the number of network namespaces whose sockets are left alone.
-    pub fn set_exempt_namespaces(&self, count: usize) {
-        self.exempt_namespaces.set(gauge_value(count));
-    }
-
-    /// Sets what translates packets that come in on links.
-    pub fn set_link_path(&self, path: &LinkPath) {
-        let (path, why) = match path {
-            LinkPath::Programs => ("programs", ""),
-            LinkPath::Direct { .. } => ("direct", ""),
-            LinkPath::Netfilter { why } => ("netfilter", &**why),
-        };
-        self.link_path_info.clear();
-        self.link_path_info.get_or_create(&vec![("path", path.into()), ("why", why.into())]).set(1);
-    }
-
-    /// Sets the backstop that is in place; `None` if there is none.
-    pub fn set_backstop(&self, backstop: Option<&BackstopStatus>) {
-        self.backstop_info.clear();
-        let needs =
-            backstop.into_iter().flat_map(|backstop| backstop.needs.iter().map(|need| (backstop.mode, need)));
-        for (mode, need) in needs {
-            self.backstop_info.get_or_create(&[("mode", mode.name()), ("why", need.name())]).set(1);
-        }
-    }
-
-    /// Returns the current mode. Empty before the first mode runs.
-    pub fn mode(&self) -> &'static str {
-        *self.running_mode.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Counts a mode that failed permanently, so that another one takes over.
-    pub fn mode_broke(&self, mode: &'static str) {
-        self.modes_broken.get_or_create(&[("mode", mode)]).inc();
     }
 
     /// Sets whether the present content of the configuration file is refused.
@@ -404,22 +272,6 @@ impl Metrics {
             }
         }
     }
-}
-
-const fn ip_family(family: IpFamily) -> (&'static str, &'static str) {
-    ("ip_family", family.name())
-}
-
-const fn policy_labels(side: PolicySide, family: IpFamily) -> Labels<2> {
-    let side = match side {
-        PolicySide::Internal => "internal",
-        PolicySide::External => "external",
-    };
-    [("traffic_policy", side), ip_family(family)]
-}
-
-const fn code(healthy: bool) -> (&'static str, &'static str) {
-    ("code", if healthy { "200" } else { "503" })
 }
 
 fn observe_for_families(families: &[IpFamily], histograms: &Histograms, seconds: f64) {

@@ -7,7 +7,10 @@ use proxy_common::layout::ServiceCounts;
 
 use super::*;
 use crate::{
-    dataplane::{PrefilterFill, ProgramErrorCount, ServiceCount, conntrack::DeletionCounts},
+    dataplane::{
+        DisplacedLink, KernelCounts, MapFill, PrefilterFill, ProgramErrorCount, ServiceCount,
+        conntrack::DeletionCounts,
+    },
     model::{NamespacedName, Protocol, ServicePortKey, ServicePortName},
 };
 
