@@ -107,6 +107,9 @@ impl Mode {
     /// All modes, in the order in which `auto` prefers them.
     pub const ALL: [Self; 4] = [Self::Ebpf, Self::Nftables, Self::Iptables, Self::Ipvs];
 
+    /// The mode that `auto` prefers.
+    pub const PREFERRED: Self = Self::ALL[0];
+
     /// The name in flags and files, in logs and metrics, and in the answer of `/proxyMode`.
     pub const fn name(self) -> &'static str {
         match self {

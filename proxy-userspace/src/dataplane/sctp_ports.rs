@@ -4,19 +4,18 @@ use std::collections::BTreeSet;
 
 use super::{LeftOutPort, LeftOutReason};
 use crate::{
-    kernel::sysctl::Sysctl,
+    kernel::{conntrack, sysctl::Sysctl},
     model::{Dirty, Protocol, ServicePortKey, Snapshot},
 };
 
-/// Each is there if conntrack is, and if it knows SCTP (`CONFIG_NF_CT_PROTO_SCTP`).
-const CONNTRACK: Sysctl = Sysctl("netfilter/nf_conntrack_max");
+/// It is there if conntrack knows SCTP (`CONFIG_NF_CT_PROTO_SCTP`).
 const SCTP: Sysctl = Sysctl("netfilter/nf_conntrack_sctp_timeout_established");
 
 /// Returns a message if conntrack knows no ports of SCTP. Rules are written then, but netfilter
 /// translates addresses without ports.
 pub(super) fn lacked_by_conntrack() -> Option<&'static str> {
     let exists = |sysctl: Sysctl| sysctl.read().map(|value| value.is_some());
-    let lacks = matches!((exists(CONNTRACK), exists(SCTP)), (Ok(true), Ok(false)));
+    let lacks = matches!((exists(conntrack::LIMIT), exists(SCTP)), (Ok(true), Ok(false)));
     lacks.then_some(
         "conntrack of this kernel has no SCTP (CONFIG_NF_CT_PROTO_SCTP), so ports are not translated",
     )

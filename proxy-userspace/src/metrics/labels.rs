@@ -25,6 +25,26 @@ pub enum SyncExtent {
     Partial,
 }
 
+/// Why `auto` runs another mode than the one that it prefers; the label `reason`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fallback {
+    /// The kernel or the node lacks something that the preferred mode needs.
+    Unsupported,
+    /// A mode ran and failed for good.
+    Broken,
+}
+
+impl Fallback {
+    pub(super) const ALL: [Self; 2] = [Self::Unsupported, Self::Broken];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Unsupported => "unsupported",
+            Self::Broken => "broken",
+        }
+    }
+}
+
 /// The kinds of watched objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchedKind {

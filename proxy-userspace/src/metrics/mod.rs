@@ -5,6 +5,7 @@
 //! the same observation for each family whose sync succeeded.
 #![forbid(unsafe_code)]
 
+mod conntrack;
 mod exposition;
 mod histograms;
 mod kernel_counts;
@@ -26,7 +27,7 @@ use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge}
 
 pub use self::{
     exposition::Exposition,
-    labels::{PolicySide, SyncExtent, WatchedKind},
+    labels::{Fallback, PolicySide, SyncExtent, WatchedKind},
 };
 
 use self::{
@@ -63,6 +64,7 @@ pub struct Metrics {
     link_path_info: Family<TextLabels, Gauge>,
     exempt_namespaces: Gauge,
     modes_broken: Family<Labels<1>, Counter>,
+    fell_back: Family<Labels<1>, Gauge>,
     running_mode: Arc<RwLock<&'static str>>,
     conntrack_deleted: Family<Labels<1>, Counter>,
     map_entries: Family<Labels<1>, Gauge>,
@@ -252,6 +254,9 @@ impl Metrics {
         }
         for reason in LeftOutReason::ALL {
             drop(self.service_ports_left_out.get_or_create(&[("reason", reason.name())]));
+        }
+        for reason in Fallback::ALL {
+            drop(self.fell_back.get_or_create(&[("reason", reason.name())]));
         }
         for family in IpFamily::ALL {
             let label = [ip_family(family)];

@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use super::{Metrics, gauge_value};
+use super::{Fallback, Metrics, gauge_value};
 use crate::{
     dataplane::{
         BackstopStatus, DisplacedLink, KernelCounts, LeftOutReason, MapFill, ModeMetricsReader, ServiceCount,
@@ -53,6 +53,13 @@ impl Metrics {
     /// Counts a mode that failed permanently, so that another one takes over.
     pub fn mode_broke(&self, mode: &'static str) {
         self.modes_broken.get_or_create(&[("mode", mode)]).inc();
+    }
+
+    /// Sets why `auto` runs another mode than the one that it prefers; `None` if it does not.
+    pub fn set_fallback(&self, why: Option<Fallback>) {
+        for reason in Fallback::ALL {
+            self.fell_back.get_or_create(&[("reason", reason.name())]).set((Some(reason) == why).into());
+        }
     }
 
     /// Sets the backstop that is in place; `None` if there is none.

@@ -7,6 +7,7 @@ use prometheus_client::registry::Registry;
 
 use super::{
     Metrics,
+    conntrack::ConntrackCollector,
     process::{ProcessCollector, TaskCollector},
 };
 
@@ -92,6 +93,7 @@ fn kubernetes_metrics(metrics: &Metrics, to: &mut Registry) {
 fn shunt_metrics(metrics: &Metrics, to: &mut Registry) {
     to.register_collector(Box::new(metrics.kernel_counts.clone()));
     to.register_collector(Box::new(TaskCollector));
+    to.register_collector(Box::new(ConntrackCollector));
     register!(to, metrics, {
         own_build_info: "build_info", "1, labeled by the version of shunt";
         mode: "mode", "The current mode";
@@ -103,6 +105,8 @@ fn shunt_metrics(metrics: &Metrics, to: &mut Registry) {
         exempt_namespaces: "exempt_namespaces",
             "Network namespaces of pods that redirect their own packets, so that their sockets are left alone";
         modes_broken: "modes_broken", "Modes that failed permanently and were replaced by another mode";
+        fell_back: "fell_back",
+            "1 while the mode auto runs another mode than the one that it prefers, by reason";
         map_entries: "map_entries", "Entries in a map of the dataplane";
         map_capacity: "map_capacity", "Capacity of a map of the dataplane, in entries";
         links_left_out: "links_left_out",

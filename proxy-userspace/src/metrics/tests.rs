@@ -11,6 +11,7 @@ use crate::{
         DisplacedLink, KernelCounts, MapFill, PrefilterFill, ProgramErrorCount, ServiceCount,
         conntrack::DeletionCounts,
     },
+    kernel::conntrack,
     model::{NamespacedName, Protocol, ServicePortKey, ServicePortName},
 };
 
@@ -43,58 +44,98 @@ fn used_metrics() -> Metrics {
     metrics
 }
 
+/// The names of metrics, except those that depend on the kernel, and their kinds.
+const KINDS: [(&str, &str); 45] = [
+    ("kubeproxy_conntrack_reconciler_deleted_entries_total", "counter"),
+    ("kubeproxy_conntrack_reconciler_sync_duration_seconds", "histogram"),
+    ("kubeproxy_network_programming_duration_seconds", "histogram"),
+    ("kubeproxy_proxy_healthz_total", "counter"),
+    ("kubeproxy_proxy_livez_total", "counter"),
+    ("kubeproxy_sync_full_proxy_rules_duration_seconds", "histogram"),
+    ("kubeproxy_sync_partial_proxy_rules_duration_seconds", "histogram"),
+    ("kubeproxy_sync_proxy_rules_duration_seconds", "histogram"),
+    ("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "gauge"),
+    ("kubeproxy_sync_proxy_rules_endpoint_changes_total", "counter"),
+    ("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "gauge"),
+    ("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "gauge"),
+    ("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "gauge"),
+    ("kubeproxy_sync_proxy_rules_service_changes_pending", "gauge"),
+    ("kubeproxy_sync_proxy_rules_service_changes_total", "counter"),
+    ("kubernetes_build_info", "gauge"),
+    ("kubernetes_feature_enabled", "gauge"),
+    ("process_cpu_seconds_total", "counter"),
+    ("process_max_fds", "gauge"),
+    ("process_open_fds", "gauge"),
+    ("process_resident_memory_bytes", "gauge"),
+    ("process_start_time_seconds", "gauge"),
+    ("process_threads", "gauge"),
+    ("process_virtual_memory_bytes", "gauge"),
+    ("rest_client_request_duration_seconds", "histogram"),
+    ("rest_client_requests_total", "counter"),
+    ("shunt_build_info", "gauge"),
+    ("shunt_configuration_refused", "gauge"),
+    ("shunt_exempt_namespaces", "gauge"),
+    ("shunt_fell_back", "gauge"),
+    ("shunt_links_displaced", "gauge"),
+    ("shunt_links_left_out", "gauge"),
+    ("shunt_map_capacity", "gauge"),
+    ("shunt_map_entries", "gauge"),
+    ("shunt_mode", "gauge"),
+    ("shunt_mode_info", "gauge"),
+    ("shunt_modes_broken_total", "counter"),
+    ("shunt_service_ports_left_out", "gauge"),
+    ("shunt_sync_drift_operations_total", "counter"),
+    ("shunt_sync_failures_total", "counter"),
+    ("shunt_sync_operations_total", "counter"),
+    ("shunt_manifest_errors", "gauge"),
+    ("shunt_watch_connected", "gauge"),
+    ("shunt_watch_events_total", "counter"),
+    ("shunt_watch_synced", "gauge"),
+];
+
 #[test]
 fn every_metric_has_upstreams_name_and_kind() {
     let (_, text) = text(&used_metrics(), None);
-    let kinds: BTreeMap<_, _> =
+    let mut kinds: BTreeMap<_, _> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
-    let expected = [
-        ("kubeproxy_conntrack_reconciler_deleted_entries_total", "counter"),
-        ("kubeproxy_conntrack_reconciler_sync_duration_seconds", "histogram"),
-        ("kubeproxy_network_programming_duration_seconds", "histogram"),
-        ("kubeproxy_proxy_healthz_total", "counter"),
-        ("kubeproxy_proxy_livez_total", "counter"),
-        ("kubeproxy_sync_full_proxy_rules_duration_seconds", "histogram"),
-        ("kubeproxy_sync_partial_proxy_rules_duration_seconds", "histogram"),
-        ("kubeproxy_sync_proxy_rules_duration_seconds", "histogram"),
-        ("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "gauge"),
-        ("kubeproxy_sync_proxy_rules_endpoint_changes_total", "counter"),
-        ("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "gauge"),
-        ("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "gauge"),
-        ("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "gauge"),
-        ("kubeproxy_sync_proxy_rules_service_changes_pending", "gauge"),
-        ("kubeproxy_sync_proxy_rules_service_changes_total", "counter"),
-        ("kubernetes_build_info", "gauge"),
-        ("kubernetes_feature_enabled", "gauge"),
-        ("process_cpu_seconds_total", "counter"),
-        ("process_max_fds", "gauge"),
-        ("process_open_fds", "gauge"),
-        ("process_resident_memory_bytes", "gauge"),
-        ("process_start_time_seconds", "gauge"),
-        ("process_threads", "gauge"),
-        ("process_virtual_memory_bytes", "gauge"),
-        ("rest_client_request_duration_seconds", "histogram"),
-        ("rest_client_requests_total", "counter"),
-        ("shunt_build_info", "gauge"),
-        ("shunt_configuration_refused", "gauge"),
-        ("shunt_exempt_namespaces", "gauge"),
-        ("shunt_links_displaced", "gauge"),
-        ("shunt_links_left_out", "gauge"),
-        ("shunt_map_capacity", "gauge"),
-        ("shunt_map_entries", "gauge"),
-        ("shunt_mode", "gauge"),
-        ("shunt_mode_info", "gauge"),
-        ("shunt_modes_broken_total", "counter"),
-        ("shunt_service_ports_left_out", "gauge"),
-        ("shunt_sync_drift_operations_total", "counter"),
-        ("shunt_sync_failures_total", "counter"),
-        ("shunt_sync_operations_total", "counter"),
-        ("shunt_manifest_errors", "gauge"),
-        ("shunt_watch_connected", "gauge"),
-        ("shunt_watch_events_total", "counter"),
-        ("shunt_watch_synced", "gauge"),
-    ];
-    assert_eq!(kinds, BTreeMap::from(expected));
+    // They are there if this kernel has conntrack.
+    kinds.retain(|name, _| !name.starts_with("shunt_conntrack_"));
+    assert_eq!(kinds, BTreeMap::from(KINDS));
+}
+
+#[test]
+fn fallback_has_a_series_for_each_reason() {
+    let metrics = Metrics::default();
+    let series = |metrics: &Metrics| {
+        let (_, text) = text(metrics, None);
+        ["unsupported", "broken"]
+            .map(|reason| text.contains(&format!("shunt_fell_back{{reason=\"{reason}\"}} 1\n")))
+    };
+    assert_eq!(series(&metrics), [false, false]);
+    assert!(text(&metrics, None).1.contains("shunt_fell_back{reason=\"broken\"} 0\n"), "it starts at 0");
+    metrics.set_fallback(Some(Fallback::Unsupported));
+    assert_eq!(series(&metrics), [true, false]);
+    metrics.set_fallback(Some(Fallback::Broken));
+    assert_eq!(series(&metrics), [false, true]);
+    metrics.set_fallback(None);
+    assert_eq!(series(&metrics), [false, false]);
+}
+
+#[test]
+fn scrape_has_the_fill_of_conntrack_if_the_kernel_has_conntrack() {
+    let (_, text) = text(&Metrics::default(), None);
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.map(|value| value.parse::<i64>().expect("a number"))
+    };
+    let fill = [value("shunt_conntrack_entries"), value("shunt_conntrack_limit")];
+    match conntrack::table_fill().expect("readable") {
+        Some(seen) => {
+            assert_eq!(fill[1], Some(seen.limit));
+            assert!(fill[0].is_some_and(|entries| entries >= 0));
+        }
+        None => assert_eq!(fill, [None, None]),
+    }
 }
 
 #[test]

@@ -13,7 +13,6 @@ const MAX_BY_CPUS: u32 = 1 << 20;
 /// Entries for each bucket of the kernel's hash table.
 const ENTRIES_PER_BUCKET: u32 = 4;
 
-const MAX: Sysctl = Sysctl("netfilter/nf_conntrack_max");
 const TCP_ESTABLISHED: Sysctl = Sysctl("netfilter/nf_conntrack_tcp_timeout_established");
 const TCP_CLOSE_WAIT: Sysctl = Sysctl("netfilter/nf_conntrack_tcp_timeout_close_wait");
 const TCP_BE_LIBERAL: Sysctl = Sysctl("netfilter/nf_conntrack_tcp_be_liberal");
@@ -59,7 +58,7 @@ impl ConntrackSettings {
     pub(super) fn set(&self, cpus: u32) -> Vec<KernelError> {
         let mut errors = Vec::new();
         // On a node that has just started, the module may not be loaded.
-        if matches!(MAX.read(), Ok(None)) {
+        if matches!(conntrack::LIMIT.read(), Ok(None)) {
             errors.extend(conntrack::load_module().err());
         }
         for (setting, value) in self.values(cpus) {
@@ -81,7 +80,7 @@ impl ConntrackSettings {
         let seconds =
             |time: Duration| Some(i64::try_from(time.as_secs()).unwrap_or(i64::MAX)).filter(|s| *s > 0);
         let values = [
-            (MAX, self.max(cpus).map(i64::from)),
+            (conntrack::LIMIT, self.max(cpus).map(i64::from)),
             (TCP_ESTABLISHED, seconds(self.tcp_established_timeout)),
             (TCP_CLOSE_WAIT, seconds(self.tcp_close_wait_timeout)),
             (TCP_BE_LIBERAL, self.tcp_be_liberal.then_some(1)),

@@ -159,6 +159,7 @@ async fn run_mode(
     let ModeChoice { config, launcher, why, .. } = choice;
     dataplane::check_capabilities(config.mode)?;
     outputs.metrics.set_mode(config.mode.name(), why);
+    outputs.metrics.set_fallback(choice.fallback());
     outputs.status.set_mode(config.mode, why);
     let mut tasks = Tasks::new();
     let inputs = sources::start(choice, &outputs, settings, inspector, node_events, &mut tasks);

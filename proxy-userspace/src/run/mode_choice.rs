@@ -6,6 +6,7 @@ use proxy_userspace::{
     config::{Config, ConfigError, Environment, Flags},
     dataplane::Mode,
     kernel::{self, command::Launcher},
+    metrics::Fallback,
     probe,
 };
 
@@ -52,6 +53,11 @@ impl ModeChoice {
         self.config.mode_is_auto.then_some(GIVE_UP_AFTER)
     }
 
+    /// Returns why `auto` runs another mode than the one that it prefers, or `None` if it does not.
+    pub(super) fn fallback(&self) -> Option<Fallback> {
+        fallback(self.config.mode, self.config.mode_is_auto, &self.broken)
+    }
+
     /// Switches to the next mode that works. Returns false if there is none.
     pub(super) fn next_mode(&mut self, error: &str) -> Result<bool, ConfigError> {
         if !self.config.mode_is_auto {
@@ -80,5 +86,24 @@ impl ModeChoice {
             self.config = Config::load_from(&self.flags, file, &self.environment, mode)?;
         }
         Ok(())
+    }
+}
+
+/// Returns why this mode is a fallback: it was chosen by `auto`, which prefers another one.
+fn fallback(mode: Mode, is_auto: bool, broken: &[Mode]) -> Option<Fallback> {
+    let why = if broken.is_empty() { Fallback::Unsupported } else { Fallback::Broken };
+    (is_auto && mode != Mode::PREFERRED).then_some(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_auto_falls_back() {
+        assert_eq!(fallback(Mode::Ebpf, true, &[]), None);
+        assert_eq!(fallback(Mode::Nftables, false, &[]), None, "as configured");
+        assert_eq!(fallback(Mode::Nftables, true, &[]), Some(Fallback::Unsupported));
+        assert_eq!(fallback(Mode::Iptables, true, &[Mode::Nftables]), Some(Fallback::Broken));
     }
 }

@@ -29,11 +29,31 @@ use self::{
 use super::{
     KernelError,
     netlink::{Attributes, NetlinkSocket},
+    sysctl::Sysctl,
 };
 use crate::net::{IpFamily, Protocol};
 
 /// The number of deletions in one batch. Their errors fit into a socket's default buffer.
 const BATCH_SIZE: usize = 64;
+
+const ENTRIES: Sysctl = Sysctl("netfilter/nf_conntrack_count");
+/// The kernel's limit of entries, which holds for each network namespace.
+pub const LIMIT: Sysctl = Sysctl("netfilter/nf_conntrack_max");
+
+/// How full the table of this network namespace is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableFill {
+    /// The number of entries.
+    pub entries: i64,
+    /// The limit. 0 stands for no limit.
+    pub limit: i64,
+}
+
+/// Reads how full the table is. Returns `None` while conntrack is not loaded.
+pub fn table_fill() -> Result<Option<TableFill>, KernelError> {
+    let (Some(entries), Some(limit)) = (ENTRIES.read()?, LIMIT.read()?) else { return Ok(None) };
+    Ok(Some(TableFill { entries, limit }))
+}
 
 /// Source and destination of the packets in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -18,11 +18,13 @@ const OFTEN: &str = "{iptables: {syncPeriod: 1s}, nftables: {syncPeriod: 1s}}";
 pub(crate) fn a_broken_mode_is_replaced_and_traffic_continues(setup: &Setup) -> Result<()> {
     let mut node = TestNode::started(setup, "auto", OFTEN)?;
     node.wait_for_metric("shunt_mode{mode=\"ebpf\"} 1", GIVE_UP_TIMEOUT)?;
+    node.wait_for_metric("shunt_fell_back{reason=\"broken\"} 0", GIVE_UP_TIMEOUT)?;
     let pins = node.world.pin_directory();
     node.under_load(|node| {
         let _covered = Covered::new(&pins)?;
         node.wait_for_metric("shunt_mode{mode=\"nftables\"} 1", GIVE_UP_TIMEOUT)?;
         node.wait_for_metric("shunt_modes_broken_total{mode=\"ebpf\"} 1", GIVE_UP_TIMEOUT)?;
+        node.wait_for_metric("shunt_fell_back{reason=\"broken\"} 1", GIVE_UP_TIMEOUT)?;
         // What is in the old programs' maps must no longer count.
         node.set_endpoints(&[Host::A2, Host::A3])?;
         node.wait_until_served(&[Host::A2, Host::A3], GIVE_UP_TIMEOUT)?;
