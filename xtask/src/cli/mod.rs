@@ -5,6 +5,7 @@ mod counts;
 mod docs;
 mod failures;
 mod fuzz;
+mod monitoring;
 mod plot;
 mod privilege;
 mod progress;
@@ -106,6 +107,9 @@ enum Command {
     },
     /// Build the documents as a book in target/book, and check their links, paths and commands.
     Docs,
+    /// Write the generated files of deploy/monitoring: dashboards, and rules for the Prometheus
+    /// operator.
+    Monitoring,
 }
 
 /// Arguments that `cargo xtask conformance` passes on to the conformance runner.
@@ -252,6 +256,7 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
             return test::run(*all_kernels);
         }
         Command::Docs => docs::run()?,
+        Command::Monitoring => monitoring::run()?,
         Command::Vm(what) => return vm::run(what),
     }
     Ok(ExitCode::SUCCESS)
