@@ -243,7 +243,7 @@ fn packets() -> Result<Vec<Step>> {
         except: ours.clone(),
         ..Conformance::default()
     };
-    let repairs = |mode| world_program("daemon", mode).args(["--only", "repairs,shutdown"]);
+    let daemon = |mode, only| world_program("daemon", mode).args(["--only", only]);
     Ok([
         ("conformance", steps::conformance(&all)),
         ("conformance backstop", steps::conformance(&backstopped)),
@@ -258,8 +258,8 @@ fn packets() -> Result<Vec<Step>> {
         ("conformance API nftables", steps::conformance(&with_api("nftables"))),
         ("conformance API iptables", steps::conformance(&with_api("iptables"))),
         ("daemon", world_program("daemon", "ebpf")),
-        ("daemon nftables", repairs("nftables")),
-        ("daemon iptables", repairs("iptables")),
+        ("daemon nftables", daemon("nftables", "monitoring,repairs,shutdown")),
+        ("daemon iptables", daemon("iptables", "repairs,shutdown")),
         ("restarts nftables", world_program("restarts", "nftables")),
         ("churn nftables", world_program("churn", "nftables").args(["--connections", "20000"])),
         ("restarts iptables", world_program("restarts", "iptables")),

@@ -6,6 +6,7 @@ mod bpffs;
 mod give_back;
 mod lifecycle;
 mod missing;
+mod monitoring;
 mod outages;
 mod pages;
 mod repairs;
@@ -30,6 +31,9 @@ struct Arguments {
     /// The binary of the proxy.
     #[arg(long, value_name = "PATH")]
     shunt: PathBuf,
+    /// Run no scenario, but load for some minutes, and write what the dashboards show to this file.
+    #[arg(long, value_name = "FILE", conflicts_with = "only")]
+    record: Option<PathBuf>,
     /// Only these scenarios.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     only: Vec<String>,
@@ -37,7 +41,7 @@ struct Arguments {
 
 type Scenario = fn(&Setup) -> Result<()>;
 
-const SCENARIOS: [(&str, Scenario); 26] = [
+const SCENARIOS: [(&str, Scenario); 27] = [
     ("outages", outages::traffic_continues_whatever_the_api_server_does),
     ("repairs", repairs::drift_is_repaired),
     ("broken-mode", auto::a_broken_mode_is_replaced_and_traffic_continues),
@@ -60,6 +64,7 @@ const SCENARIOS: [(&str, Scenario); 26] = [
     ("statusz", pages::statusz_names_mode_link_path_and_socket_scope),
     ("impostor", verbs::an_answer_of_another_user_is_not_believed),
     ("verbs", verbs::get_and_explain_answer_on_the_node),
+    ("monitoring", monitoring::queries_have_data_and_alerts_react),
     ("ebpf-log", trace::connections_are_logged_where_tracing_is_on),
     ("shutdown-in-restore", missing::sigterm_does_not_wait_for_a_hanging_restore),
     ("shutdown-in-restart", lifecycle::sigterm_ends_the_proxy_during_a_restart),
@@ -74,6 +79,9 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<bool> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
     let setup = Setup { shunt, mode: arguments.mode };
+    if let Some(file) = arguments.record {
+        return monitoring::record(&setup, &file).map(|()| true);
+    }
     let scenarios = scenarios::select(&SCENARIOS, &arguments.only)?;
     Ok(scenarios::run_all(scenarios, |scenario: Scenario| scenario(&setup)))
 }

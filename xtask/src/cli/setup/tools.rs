@@ -35,7 +35,12 @@ pub(crate) const TOOLS: [Tool; 8] = [
     tool("iptables", "shunt uses it if there is no nft, and tests try both", "--version", &[&["iptables"]]),
     tool("ip", "conformance cases create their network with it", "-V", &[&["iproute2"]]),
     tool("ipset", "tests create the sets that kube-proxy leaves behind", "--version", &[&["ipset"]]),
-    tool("promtool", "tests check the metrics with it", "--version", &[&["prometheus"]]),
+    tool(
+        "promtool",
+        "tests check metrics and alerts with it, and run Prometheus",
+        "--version",
+        &[&["prometheus"]],
+    ),
     tool("strace", "tests count system calls with it", "--version", &[&["strace"]]),
     tool("ethtool", "conformance cases switch offloads of links with it", "--version", &[&["ethtool"]]),
 ];
