@@ -1,7 +1,9 @@
 //! Checks `deploy/`: valid objects, roles with least rights, a chart that renders the same objects;
 //! and commands of the pages.
 
-use std::{fs, net::IpAddr, path::Path, time::Duration};
+mod chart;
+
+use std::{fs, net::IpAddr, path::Path};
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
@@ -12,7 +14,6 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use proxy_userspace::{
     config::{Config, ConfigFile, Environment, Flags},
     dataplane::Mode,
-    kernel::command::{Command, Launcher},
 };
 use serde::{Deserialize as _, Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -242,170 +243,6 @@ fn roles_allow_exactly_what_is_requested() {
     assert_eq!((binding.role_ref.name.as_str(), subjects.len()), ("shunt", 1));
     assert_eq!(Some(&subjects[0].name), account.metadata.name.as_ref());
     assert_eq!(subjects[0].namespace, account.metadata.namespace);
-}
-
-#[test]
-fn chart_with_defaults_renders_the_plain_manifests() {
-    let chart = deploy().join("chart/shunt");
-    let values = fs::read_to_string(chart.join("values.yaml")).expect("values");
-    for (name, template) in files(&chart.join("templates")) {
-        let plain = fs::read_to_string(deploy().join("kubernetes").join(&name)).expect("the plain manifest");
-        let rendered = render(&template, &documents(&values)[0]);
-        assert_eq!(with_config_parsed(documents(&rendered)), with_config_parsed(documents(&plain)), "{name}");
-        if let Some(rendered) = render_with_helm(&name) {
-            assert_eq!(
-                with_config_parsed(documents(&rendered)),
-                with_config_parsed(documents(&plain)),
-                "{name}"
-            );
-        }
-    }
-    assert_eq!(files(&chart.join("templates")).len(), files(&deploy().join("kubernetes")).len());
-    let about = &documents(&fs::read_to_string(chart.join("Chart.yaml")).expect("Chart.yaml"))[0];
-    assert_eq!((about["apiVersion"].as_str(), about["name"].as_str()), (Some("v2"), Some("shunt")));
-    assert_eq!(about["appVersion"], env!("CARGO_PKG_VERSION"));
-}
-
-/// Renders the chart's `DaemonSet` with changed values. Returns the text and the object.
-fn daemon_set_of_chart(change: impl FnOnce(&mut Value)) -> (String, Value) {
-    let template =
-        fs::read_to_string(deploy().join("chart/shunt/templates/daemonset.yaml")).expect("a template");
-    let mut values =
-        documents(&fs::read_to_string(deploy().join("chart/shunt/values.yaml")).expect("values")).remove(0);
-    change(&mut values);
-    let rendered = render(&template, &values);
-    let set = documents(&rendered).remove(0);
-    check::<DaemonSet>(&set);
-    (rendered, set)
-}
-
-#[test]
-fn values_of_the_chart_appear_in_the_objects() {
-    let proxy = serde_json::json!({"name": "HTTPS_PROXY", "value": "http://192.0.2.3:3128"});
-    let (rendered, set) = daemon_set_of_chart(|values| {
-        values["image"]["tag"] = "9.9".into();
-        values["apiServer"]["host"] = "192.0.2.1".into();
-        values["cgroup"] = "/sys/fs/cgroup/unified".into();
-        values["probes"] = serde_json::json!({"host": "192.0.2.7", "port": 10257});
-        values["tolerations"] = serde_json::json!([{"key": "a", "effect": "NoSchedule"}]);
-        values["extraEnv"] = serde_json::json!([proxy]);
-    });
-    let environment = set["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("a list");
-    assert_eq!((environment.len(), environment.last()), (4, Some(&proxy)));
-    let container = &set["spec"]["template"]["spec"]["containers"][0];
-    for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
-        let asked = &container[probe]["httpGet"];
-        assert_eq!((&asked["host"], &asked["port"]), (&"192.0.2.7".into(), &10257.into()), "{probe}");
-    }
-    for part in ["shunt:9.9", "value: 192.0.2.1", "path: /sys/fs/cgroup/unified", "effect: NoSchedule"] {
-        assert!(rendered.contains(part), "{part}: {rendered}");
-    }
-}
-
-/// Before Kubernetes 1.30, the API server refuses the field and reads the annotation.
-#[test]
-fn chart_can_set_the_apparmor_annotation_instead_of_the_field_and_the_selinux_type() {
-    let annotations =
-        serde_json::json!({"container.apparmor.security.beta.kubernetes.io/shunt": "unconfined"});
-    let (_, set) = daemon_set_of_chart(|values| {
-        values["appArmorProfile"] = Value::Null;
-        values["podAnnotations"] = annotations.clone();
-        values["seLinuxOptions"] = serde_json::json!({"type": "spc_t"});
-    });
-    let pod = &set["spec"]["template"];
-    let context = &pod["spec"]["containers"][0]["securityContext"];
-    assert_eq!(pod["metadata"]["annotations"], annotations);
-    assert_eq!(
-        (&context["appArmorProfile"], &context["seLinuxOptions"]["type"]),
-        (&Value::Null, &"spc_t".into())
-    );
-}
-
-#[test]
-fn empty_values_of_the_chart_render_a_valid_object() {
-    let (_, set) = daemon_set_of_chart(|values| {
-        values["tolerations"] = serde_json::json!([]);
-        values["resources"] = serde_json::json!({});
-        values["appArmorProfile"] = serde_json::json!({});
-    });
-    assert_eq!(set["spec"]["template"]["spec"]["tolerations"], Value::Null);
-}
-
-/// Parses the file in the `ConfigMap`, so that its comments are ignored.
-fn with_config_parsed(mut objects: Vec<Value>) -> Vec<Value> {
-    for object in &mut objects {
-        if let Some(text) = object["data"]["config.conf"].as_str() {
-            object["data"]["config.conf"] = documents(text).remove(0);
-        } else if object["data"].is_null()
-            && let Some(object) = object.as_object_mut()
-        {
-            object.remove("data");
-        }
-    }
-    objects
-}
-
-/// Renders a template with helm, if this machine has it.
-fn render_with_helm(template: &str) -> Option<String> {
-    let launcher = Launcher::default();
-    launcher.find("helm")?;
-    let (chart, template) = (deploy().join("chart/shunt"), format!("templates/{template}"));
-    let helm = Command::new("helm", &launcher).args(["template", "shunt", "--namespace", "kube-system"]);
-    let helm = helm.args(["--show-only", &template]).args([chart]).limit(Duration::from_mins(1));
-    Some(helm.run().expect("helm renders it").stdout)
-}
-
-/// Renders a template as `helm template shunt --namespace kube-system` does. Supports what the
-/// chart uses: `.Values`, `.Release`, `toYaml VALUE | indent N`, and `with VALUE` on a line of its
-/// own. Anything else in braces is an error.
-fn render(template: &str, values: &Value) -> String {
-    if let Some((before, with)) = template.split_once("\n{{- with ") {
-        let (path, with) = with.split_once(" }}").expect("an action ends");
-        let (body, after) = with.split_once("\n{{- end }}").expect("a block ends");
-        let is_empty = match lookup(path, values) {
-            Value::Null => true,
-            Value::Array(list) => list.is_empty(),
-            Value::Object(fields) => fields.is_empty(),
-            other => panic!("{path}: {other} is neither a list nor a map"),
-        };
-        let body =
-            if is_empty { String::new() } else { body.replace("toYaml . ", &format!("toYaml {path} ")) };
-        return render(&format!("{before}{body}{after}"), values);
-    }
-    let mut rendered = String::new();
-    let mut rest = template;
-    while let Some((before, after)) = rest.split_once("{{") {
-        let (action, after) = after.split_once("}}").expect("an action ends");
-        rendered.push_str(before);
-        rendered.push_str(&action_value(action.trim(), values));
-        rest = after;
-    }
-    rendered + rest
-}
-
-fn action_value(action: &str, values: &Value) -> String {
-    let words: Vec<&str> = action.split_whitespace().collect();
-    match words[..] {
-        [path] => match lookup(path, values) {
-            Value::String(text) => text,
-            other => other.to_string(),
-        },
-        ["toYaml", path, "|", "indent", width] => {
-            let yaml = serde_yaml_ng::to_string(&lookup(path, values)).expect("YAML");
-            let indent = " ".repeat(width.parse().expect("a width"));
-            yaml.trim_end().lines().map(|line| format!("{indent}{line}")).collect::<Vec<_>>().join("\n")
-        }
-        _ => panic!("{{{{ {action} }}}}: not known here"),
-    }
-}
-
-fn lookup(path: &str, values: &Value) -> Value {
-    if path == ".Release.Namespace" {
-        return "kube-system".into();
-    }
-    let path = path.strip_prefix(".Values.").unwrap_or_else(|| panic!("{path}: not known here"));
-    let found = path.split('.').try_fold(values, |value, name| value.get(name));
-    found.unwrap_or_else(|| panic!("{path} has no value")).clone()
 }
 
 /// Returns a page of the repository.
