@@ -109,7 +109,12 @@ enum Command {
     Docs,
     /// Write the generated files of deploy/monitoring: dashboards, and rules for the Prometheus
     /// operator.
-    Monitoring,
+    Monitoring {
+        /// Also draw pictures of the dashboards into docs/dashboards, from what
+        /// `target/release/daemon --record FILE` wrote.
+        #[arg(long, value_name = "FILE")]
+        recording: Option<PathBuf>,
+    },
 }
 
 /// Arguments that `cargo xtask conformance` passes on to the conformance runner.
@@ -256,7 +261,7 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
             return test::run(*all_kernels);
         }
         Command::Docs => docs::run()?,
-        Command::Monitoring => monitoring::run()?,
+        Command::Monitoring { recording } => monitoring::run(recording.as_deref())?,
         Command::Vm(what) => return vm::run(what),
     }
     Ok(ExitCode::SUCCESS)

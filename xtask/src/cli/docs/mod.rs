@@ -22,8 +22,8 @@ const INSTALL: Duration = Duration::from_mins(15);
 const OTHERS: [&str; 6] =
     ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "deploy/README.md", "tests/README.md"];
 
-/// The figures of the benchmark and their curves.
-const CURVES: &str = "docs/curves";
+/// The figures of the benchmark with their curves, and pictures.
+const PICTURES: [&str; 2] = ["docs/curves", "docs/dashboards"];
 
 /// A page: its path in the repository, and its text.
 struct Page {
@@ -84,8 +84,10 @@ fn build(pages: &[Page]) -> Result<PathBuf> {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    for path in fs::read_dir(workspace::root().join(CURVES)).into_iter().flatten().flatten() {
-        copy(&path.path(), &source.join(CURVES))?;
+    for folder in PICTURES {
+        for path in fs::read_dir(workspace::root().join(folder)).into_iter().flatten().flatten() {
+            copy(&path.path(), &source.join(folder))?;
+        }
     }
     copy(&workspace::root().join("docs/book.toml"), &source)?;
     Run::new(mdbook()?).arg("build").arg(&source).arg("--dest-dir").arg(&book).read()?;

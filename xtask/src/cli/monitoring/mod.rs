@@ -1,12 +1,13 @@
-//! `cargo xtask monitoring`: writes the generated files of `deploy/monitoring`, the dashboards and
-//! the rules as an object of the Prometheus operator.
+//! `cargo xtask monitoring`: writes the dashboards, the rules as an object of the Prometheus
+//! operator, and pictures of the dashboards.
 
 mod grafana;
 mod layout;
+mod picture;
 mod source;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use xtask::workspace;
@@ -28,20 +29,23 @@ metadata:
 spec:
 ";
 
-/// Writes all generated files.
-pub(crate) fn run() -> Result<()> {
+/// Writes all generated files, and pictures of the dashboards if there is a recording.
+pub(crate) fn run(recording: Option<&Path>) -> Result<()> {
     for (name, text) in generated()? {
         let path = folder().join(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         println!("{}", path.display());
     }
-    Ok(())
+    recording.map_or(Ok(()), |recording| picture::draw_all(&source()?, recording))
+}
+
+fn source() -> Result<Source> {
+    serde_yaml_ng::from_str(&read("dashboards.yaml")?).context("deploy/monitoring/dashboards.yaml")
 }
 
 /// Returns the path, below the folder, and the text of each generated file.
 fn generated() -> Result<Vec<(String, String)>> {
-    let source: Source =
-        serde_yaml_ng::from_str(&read("dashboards.yaml")?).context("deploy/monitoring/dashboards.yaml")?;
+    let source = source()?;
     let dashboards = source
         .dashboards
         .iter()
