@@ -81,8 +81,18 @@ pub enum KernelError {
     )]
     PinsNotInDirectory(PathBuf),
     /// Another process uses this pin directory.
-    #[error("another shunt uses {}: stop that one, or set another directory with --bpf-pin-dir", .0.display())]
-    PinsInUse(PathBuf),
+    #[error(
+        "another shunt ({}) uses {}: stop that one, or set another directory with --bpf-pin-dir; nodes in containers \
+         that share a bpf filesystem need a directory each",
+        .process.map_or_else(|| "in another container".into(), |process| format!("process {process}")),
+        .path.display()
+    )]
+    PinsInUse {
+        /// The directory.
+        path: PathBuf,
+        /// The process, or `None` if it is in another PID namespace.
+        process: Option<u32>,
+    },
     /// There is no cgroup v2 hierarchy.
     #[error("no cgroup2 filesystem is mounted: mount one and set it with --cgroup-root")]
     NoCgroup2,

@@ -13,7 +13,9 @@ use proxy_userspace::{
         nftables::{self, Nftables},
     },
     kernel::{
-        self, KernelError, capabilities,
+        self, KernelError,
+        bpf::PinDir,
+        capabilities,
         command::Launcher,
         ruleset_changes::{TableChangeFlag, TableChanges},
         sysctl,
@@ -193,7 +195,7 @@ pub(super) fn remove_other_modes(
     launcher: &Launcher,
 ) -> Vec<RenderError> {
     let is_kept = |mode| config.mode == mode || backstop == Some(mode);
-    let mut errors = if is_kept(Mode::Ebpf) { Vec::new() } else { cleanup_ebpf(config, launcher) };
+    let mut errors = if is_kept(Mode::Ebpf) { Vec::new() } else { cleanup_unused_ebpf(config, launcher) };
     if !is_kept(Mode::Nftables) {
         errors.extend(wrap(Nftables::cleanup_tables()));
     }
@@ -209,6 +211,25 @@ pub(super) fn remove_other_modes(
         errors.extend(wrap(ipvs::remove(&assembly::ipvs(config, launcher), LinkRemoval::IfUnused)));
     }
     errors
+}
+
+/// Locks the pin directory, so that no other shunt starts meanwhile. Fails only if another process
+/// uses it: a shunt on this node, or on a node that shares the bpf filesystem. Returns `None` if it
+/// cannot be opened, which its next user reports.
+pub(super) fn lock_pins(config: &Config) -> Result<Option<PinDir>, KernelError> {
+    match PinDir::lock_existing(&config.ebpf.pin_dir) {
+        Err(in_use @ KernelError::PinsInUse { .. }) => Err(in_use),
+        Err(_) => Ok(None),
+        Ok(pins) => Ok(pins),
+    }
+}
+
+/// Does what [`cleanup_ebpf`] does, unless another process uses the pin directory.
+fn cleanup_unused_ebpf(config: &Config, launcher: &Launcher) -> Vec<RenderError> {
+    match lock_pins(config) {
+        Ok(_locked) => cleanup_ebpf(config, launcher),
+        Err(in_use) => wrap(vec![in_use]),
+    }
 }
 
 /// Removes programs, maps, and the rules that work with them.

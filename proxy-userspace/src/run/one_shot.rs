@@ -43,8 +43,10 @@ pub(crate) fn init_only(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes everything that shunt or kube-proxy wrote into the kernel, and logs every error.
+/// Removes everything that shunt or kube-proxy wrote into the kernel, and logs every error. Removes
+/// nothing while a shunt uses the pin directory.
 pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
+    let _locked = dataplane::lock_pins(config).context("nothing was removed")?;
     if other_proxy::serves(config) {
         tracing::warn!(
             "a proxy runs on this node: --cleanup removes its rules too, and it may write them again only at its next \

@@ -49,7 +49,7 @@ pub(super) fn wait_until_it_serves(config: &Config) -> anyhow::Result<Option<Pin
                 Ok(()) => was_synced = true,
                 Err(reason) => (was_synced, why) = (false, reason),
             },
-            Err(KernelError::PinsInUse(_)) => {
+            Err(KernelError::PinsInUse { .. }) => {
                 (was_synced, why) = (false, "shunt still runs on this node".into());
             }
             Err(error) => return Err(error.into()),

@@ -41,6 +41,15 @@ impl Takeover {
         Self { broken, config, launcher, had_programs, is_done: false, link: RemainingLink::default() }
     }
 
+    /// Does nothing if another process uses the pin directory, which the removal reports. A
+    /// dataplane that broke in this process still has its lock.
+    fn take_over_connections_of_programs(&self) {
+        let locked = dataplane::lock_pins(&self.config);
+        if locked.is_ok() || !self.broken.is_empty() {
+            log_handover("eBPF programs", Ebpf::hand_over(&self.config.ebpf.pin_dir));
+        }
+    }
+
     /// Warns if another proxy wrote rules while the programs of an earlier process were in front of
     /// them. The earlier process would have removed such rules, unless they were its backstop.
     fn report_replacement(&self, backstop: Option<Mode>) {
@@ -73,7 +82,7 @@ impl TakeoverStage for Takeover {
             return;
         }
         if self.config.mode != Mode::Ebpf {
-            log_handover("eBPF programs", Ebpf::hand_over(&self.config.ebpf.pin_dir));
+            self.take_over_connections_of_programs();
         }
         if self.config.mode != Mode::Ipvs {
             log_handover("IPVS", ipvs::hand_over(&assembly::ipvs(&self.config, &self.launcher)));

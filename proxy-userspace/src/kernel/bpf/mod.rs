@@ -3,6 +3,7 @@
 
 mod batch;
 mod bpffs;
+mod directory_lock;
 mod link;
 mod log;
 mod mapped;

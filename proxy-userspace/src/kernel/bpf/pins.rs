@@ -1,7 +1,7 @@
 //! The directory of pins on bpffs: maps and links that outlive the process.
 
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{self, File},
     hash::{BuildHasher as _, Hasher as _, RandomState},
     io,
     os::fd::{AsFd as _, OwnedFd},
@@ -14,6 +14,7 @@ use super::{
     super::KernelError,
     MapSpec, MappedWords, Reader,
     bpffs::{ensure_bpffs, is_bpffs},
+    directory_lock::lock,
     private_directory, syscall,
 };
 
@@ -251,15 +252,6 @@ impl PinDir {
             errors.extend(remove_pins(&directory, &is_map));
         }
         errors
-    }
-}
-
-/// Locks an open directory until it is closed.
-fn lock(path: &Path, directory: File) -> Result<File, KernelError> {
-    match directory.try_lock() {
-        Ok(()) => Ok(directory),
-        Err(TryLockError::WouldBlock) => Err(KernelError::PinsInUse(path.into())),
-        Err(TryLockError::Error(error)) => Err(KernelError::path("lock directory", path)(error)),
     }
 }
 

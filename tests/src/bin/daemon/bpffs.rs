@@ -84,6 +84,32 @@ pub(crate) fn a_lost_bpf_filesystem_makes_the_proxy_unhealthy(setup: &Setup) -> 
     node.end()
 }
 
+/// Nodes in containers may share a bpf filesystem. The second proxy must neither take the first
+/// one's connections over nor remove its programs, whatever it starts as.
+pub(crate) fn another_node_leaves_the_pins_of_a_running_proxy_alone(setup: &Setup) -> Result<()> {
+    let mut first = TestNode::started(setup, "ebpf", "{}")?;
+    let mut second = TestNode::new(setup, "nftables", "{}")?;
+    let pins = first.world.pin_directory();
+    second.proxy.set_flag("--bpf-pin-dir", &pins.display().to_string());
+    let process = first.proxy.process_id().context("the first proxy does not run")?;
+    let in_use = format!("another shunt (process {process}) uses {}", pins.display());
+    first.under_load(|first| {
+        second.proxy.start(&mut second.world)?;
+        second.wait_for_log(&in_use, TIMEOUT)?;
+        first.set_endpoints(&[Host::A2, Host::A3])?;
+        first.wait_until_served(&[Host::A2, Host::A3], TIMEOUT)?;
+        second.proxy.stop()?;
+        ensure!(second.proxy.clean_up(&second.world).is_err(), "--cleanup beside a running proxy succeeds");
+        ensure!(second.proxy.log().contains("nothing was removed"), "{}", second.proxy.log_tail(5));
+        let tables = second.world.run(Host::Node1, "nft list tables")?;
+        ensure!(tables.contains("kube-proxy"), "--cleanup removed something: {tables}");
+        first.set_endpoints(&[Host::A1, Host::A3])?;
+        first.wait_until_served(&[Host::A1, Host::A3], TIMEOUT)
+    })?;
+    first.end()?;
+    second.proxy.clean_up(&second.world)
+}
+
 fn wait_for_log_parts(node: &TestNode, directory: &Path) -> Result<()> {
     node.wait_for_log(&directory.display().to_string(), TIMEOUT)?;
     LOG_PARTS.iter().try_for_each(|part| node.wait_for_log(part, TIMEOUT))
