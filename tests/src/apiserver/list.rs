@@ -1,7 +1,7 @@
 //! Answers list requests, by pages if the client asks for them.
 
 use anyhow::{Context as _, Result};
-use axum::response::Response;
+use axum::{body::Body, response::Response};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -59,7 +59,7 @@ pub(super) fn answer(
     let page = page(store, resource, query, &from, has_cache);
     let text = format!("{page}\n");
     if accepts_gzip && text.len() > GZIP_THRESHOLD {
-        responses::compressed(text.as_bytes())
+        responses::compressed(Body::from(responses::gzip(text.as_bytes())))
     } else {
         responses::whole(StatusCode::OK, &page)
     }

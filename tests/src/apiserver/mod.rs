@@ -11,6 +11,7 @@ mod request;
 mod responses;
 mod selectors;
 mod store;
+mod version;
 mod watch;
 
 use std::{
@@ -45,6 +46,7 @@ pub use self::{
     faults::{Fault, Interruption, Verb, WrongVersion},
     request::{Query, Request},
     store::Resource,
+    version::KubernetesVersion,
 };
 
 /// The path at which Events are created.
@@ -76,6 +78,7 @@ struct Shared {
     interruptions: broadcast::Sender<Interruption>,
     down: channel::Sender<bool>,
     has_no_cache: AtomicBool,
+    version: Mutex<KubernetesVersion>,
     /// The only token that is accepted.
     token: Mutex<Option<String>>,
 }
@@ -98,6 +101,7 @@ impl ApiServer {
             interruptions: broadcast::Sender::new(16),
             down: channel::Sender::new(false),
             has_no_cache: AtomicBool::new(false),
+            version: Mutex::default(),
             token: Mutex::default(),
         });
         let address = listener.local_addr().context("local address")?;
@@ -117,7 +121,8 @@ impl ApiServer {
 
     /// Creates or replaces an object, and returns its version. The object needs `kind`,
     /// `apiVersion` and a name.
-    pub fn put(&self, object: Value) -> Result<u64> {
+    pub fn put(&self, mut object: Value) -> Result<u64> {
+        self.shared.version().drop_fields(&mut object);
         self.change_store(|store| store.put(object))
     }
 
@@ -145,6 +150,11 @@ impl ApiServer {
     /// Answers lists by pages from now on, as a server with `--watch-cache=false` does.
     pub fn disable_cache(&self) {
         self.shared.has_no_cache.store(true, Ordering::Relaxed);
+    }
+
+    /// Answers as this version of Kubernetes from now on, and stores objects as it does.
+    pub fn speak_as(&self, version: KubernetesVersion) {
+        *lock(&self.shared.version) = version;
     }
 
     /// Accepts only this bearer token from now on.
@@ -235,6 +245,10 @@ impl Shared {
         lock(&self.store)
     }
 
+    fn version(&self) -> KubernetesVersion {
+        *lock(&self.version)
+    }
+
     fn accepts_token(&self, request: &Request) -> bool {
         let sent = request.headers.get("authorization").and_then(|value| value.strip_prefix("Bearer "));
         lock(&self.token).as_deref().is_none_or(|token| sent == Some(token))
@@ -292,11 +306,7 @@ async fn create_event(
 }
 
 async fn not_found() -> Response {
-    responses::failure(&responses::status(
-        404,
-        "NotFound",
-        "the server could not find the requested resource",
-    ))
+    responses::not_found()
 }
 
 async fn answer(shared: &Arc<Shared>, resource: &'static Resource, request: Request) -> Response {
@@ -304,6 +314,9 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, request: Requ
     lock(&shared.requests).push(request.clone());
     if !shared.accepts_token(&request) {
         return responses::failure(&responses::unauthorized());
+    }
+    if let Some(refusal) = shared.version().refusal(resource, &request) {
+        return refusal;
     }
     let query = &request.query;
     let fault = shared.fault(&request);
@@ -329,7 +342,7 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, request: Requ
             let _ = shared.down.subscribe().wait_for(|down| *down).await;
             broken(Vec::new())
         }
-        fault if verb != Verb::List => watch::answer(shared, resource, query, fault),
+        fault if verb != Verb::List => watch::answer(shared, resource, &request, fault),
         Some(Fault::BreakMidBody) => broken(br#"{"kind":"List","items":[{"metadata":"#.to_vec()),
         Some(Fault::NotJson) => responses::stream(StatusCode::OK, Body::from("<html>no JSON</html>")),
         Some(Fault::EmptyBody) => responses::stream(StatusCode::OK, Body::empty()),
@@ -342,9 +355,7 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, request: Requ
         }
         _ => {
             let has_cache = !shared.has_no_cache.load(Ordering::Relaxed);
-            let accepts_gzip =
-                request.headers.get("accept-encoding").is_some_and(|value| value.contains("gzip"));
-            list::answer(&shared.store(), resource, query, has_cache, accepts_gzip)
+            list::answer(&shared.store(), resource, query, has_cache, request.accepts_gzip())
         }
     }
 }

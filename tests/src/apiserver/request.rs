@@ -39,6 +39,10 @@ impl Request {
                 .collect(),
         }
     }
+
+    pub(super) fn accepts_gzip(&self) -> bool {
+        self.headers.get("accept-encoding").is_some_and(|value| value.contains("gzip"))
+    }
 }
 
 impl Query {

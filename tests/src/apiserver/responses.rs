@@ -17,14 +17,18 @@ pub(super) fn whole(status: StatusCode, body: &Value) -> Response {
     stream(status, Body::from(format!("{body}\n")))
 }
 
-/// Returns a JSON response with gzip.
-pub(super) fn compressed(body: &[u8]) -> Response {
-    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-    // Writing to memory does not fail.
-    let body = encoder.write_all(body).and_then(|()| encoder.finish()).unwrap_or_default();
-    let mut response = stream(StatusCode::OK, Body::from(body));
+/// Returns a JSON response with gzip. `body` is compressed already.
+pub(super) fn compressed(body: Body) -> Response {
+    let mut response = stream(StatusCode::OK, body);
     response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     response
+}
+
+/// Returns a whole gzip member.
+pub(super) fn gzip(text: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    // Writing to memory does not fail.
+    encoder.write_all(text).and_then(|()| encoder.finish()).unwrap_or_default()
 }
 
 /// Returns a response with any body.
@@ -49,6 +53,10 @@ pub(super) fn failure(body: &Value) -> Response {
     let code = body["code"].as_u64().and_then(|code| u16::try_from(code).ok());
     let code = code.and_then(|code| StatusCode::from_u16(code).ok());
     whole(code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), body)
+}
+
+pub(super) fn not_found() -> Response {
+    failure(&status(404, "NotFound", "the server could not find the requested resource"))
 }
 
 pub(super) fn unauthorized() -> Value {

@@ -4,7 +4,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use axum::{body::Body, response::Response};
 use bytes::Bytes;
-use futures::stream;
+use futures::{StreamExt as _, stream};
 use http::StatusCode;
 use serde_json::Value;
 use tokio::{
@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{
-    Query, Resource, Shared,
+    Request, Resource, Shared,
     faults::{Fault, Interruption, WrongVersion},
     responses,
     selectors::Selectors,
@@ -47,9 +47,10 @@ struct WatchEnded;
 pub(super) fn answer(
     shared: &Arc<Shared>,
     resource: &'static Resource,
-    query: &Query,
+    request: &Request,
     fault: Option<Fault>,
 ) -> Response {
+    let query = &request.query;
     let streaming = query.is("sendInitialEvents") && fault != Some(Fault::IgnoreStreaming);
     if streaming && query.get("resourceVersionMatch") != Some("NotOlderThan") {
         let message = "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to \
@@ -83,6 +84,11 @@ pub(super) fn answer(
     tokio::spawn(watch.run(streaming, fault, until, changes, interruptions));
     let lines =
         stream::unfold(lines, |mut lines| async move { lines.recv().await.map(|line| (line, lines)) });
+    if streaming && request.accepts_gzip() && shared.version().compresses_streams() {
+        // Each flush ends a gzip member (`perFlushGzipWriter`).
+        let members = lines.map(|line| line.map(|line| responses::gzip(&line)));
+        return responses::compressed(Body::from_stream(members));
+    }
     responses::stream(StatusCode::OK, Body::from_stream(lines))
 }
 

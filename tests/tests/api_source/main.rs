@@ -11,6 +11,7 @@ mod scene;
 mod service_cidrs;
 mod start;
 mod tls_server;
+mod versions;
 
 use std::time::Duration;
 

@@ -8,14 +8,14 @@ use kube::{
     client::ConfigExt as _,
     config::{Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
-use tower::ServiceBuilder;
-use tower_http::decompression::DecompressionLayer;
+use tower::{ServiceBuilder, util::MapRequestLayer};
 use tracing::{info, warn};
 
 use super::{
     connection::ApiConnection,
     credentials::Credentials,
     dial::{Dialer, Target},
+    gzip,
     proxy::{Proxy, variable_for, without_credentials},
     requests::OnApiRequest,
     tls::Tls,
@@ -164,11 +164,14 @@ fn client(
     let dialer = Dialer::new(targets, Tls::new(config).map_err(failed)?);
     // The headers that impersonate a user.
     let headers = config.extra_headers_layer().map_err(failed)?;
-    // Like client-go, unless the kubeconfig has disable-compression. Servers compress large lists
-    // only, no watches.
-    let gzip = DecompressionLayer::new().gzip(!config.disable_compression);
+    // Servers compress large lists, and from Kubernetes 1.37 on streaming lists.
+    let gzip = (!config.disable_compression).then(|| MapRequestLayer::new(gzip::accept));
     let connection = ApiConnection::new(dialer, credentials, on_request);
-    let service = ServiceBuilder::new().layer(headers).layer(gzip).service(connection);
+    let service = ServiceBuilder::new()
+        .layer(headers)
+        .option_layer(gzip)
+        .map_response(gzip::decode)
+        .service(connection);
     Ok(kube::Client::new(service, config.default_namespace.clone()))
 }
 

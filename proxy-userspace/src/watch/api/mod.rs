@@ -11,6 +11,7 @@ mod credentials;
 mod dial;
 mod events;
 mod failure;
+mod gzip;
 mod list_reader;
 mod no_proxy;
 mod proxy;

@@ -3,7 +3,7 @@
 use http::header::ACCEPT;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::failure::Failure;
+use super::failure::{Failure, FailureClass};
 use crate::watch::decode::Kind;
 
 /// client-go's page size.
@@ -18,6 +18,24 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'
 pub(super) struct Selectors {
     pub(super) labels: Option<String>,
     pub(super) fields: Option<String>,
+}
+
+impl Selectors {
+    /// Removes a field selector that the server does not know, if it only leaves out what is not
+    /// needed. Returns true if it was removed. `failure` is the answer of the server.
+    ///
+    /// Servers before 1.31 do not know `spec.clusterIP` of Services.
+    pub(super) fn remove_unknown_field(&mut self, failure: &Failure) -> bool {
+        let is_unknown = |selector: &mut String| {
+            selector.split_once("!=").is_some_and(|(field, _)| {
+                // The first error is that of a kind without fields of its own.
+                failure.class == FailureClass::Status(400)
+                    && (failure.message.contains(&format!("{field:?} is not a known field selector"))
+                        || failure.message.contains(&format!("field label not supported: {field}")))
+            })
+        };
+        self.fields.take_if(is_unknown).is_some()
+    }
 }
 
 /// How new the data of a list must be.
@@ -132,6 +150,24 @@ mod tests {
 
     fn target(request: Result<HttpRequest, Failure>) -> String {
         request.expect("a request").uri().to_string()
+    }
+
+    #[test]
+    fn only_an_unknown_field_that_leaves_objects_out_is_removed() {
+        let refused = |code, message: &str| Failure::status(code, message);
+        let unknown = refused(
+            400,
+            "\"spec.clusterIP\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\"",
+        );
+        let unsupported = refused(400, "field label not supported: spec.clusterIP");
+        let fields = |text: &str| Selectors { labels: None, fields: Some(text.to_owned()) };
+        assert!(fields("spec.clusterIP!=None").remove_unknown_field(&unknown));
+        assert!(fields("spec.clusterIP!=None").remove_unknown_field(&unsupported));
+        assert!(!fields("spec.clusterIP=None").remove_unknown_field(&unknown));
+        assert!(!fields("metadata.name=node1").remove_unknown_field(&unknown));
+        for other in [refused(400, "Invalid value: \"x\""), refused(422, &unknown.message)] {
+            assert!(!fields("spec.clusterIP!=None").remove_unknown_field(&other), "{other}");
+        }
     }
 
     #[test]

@@ -124,6 +124,13 @@ impl<K: Kind> Reflector<K> {
                     }
                     continue;
                 }
+                End::Failed(failure) if self.selectors.remove_unknown_field(&failure) => {
+                    info!(
+                        resource = K::PLURAL,
+                        "the server does not know a field selector, so more objects are read: {failure}"
+                    );
+                    continue;
+                }
                 End::Failed(failure) => {
                     self.choose_next_request(&failure);
                     if self.is_optional && failure.class.is_unavailable() {
