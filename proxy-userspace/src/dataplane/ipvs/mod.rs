@@ -28,7 +28,10 @@ mod sysctls;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::OnceLock,
+};
 
 pub(in crate::dataplane) use self::rules::{CHAINS, MODE};
 use self::{
@@ -50,7 +53,7 @@ use super::{
     Dataplane, FailureScope, KernelCounts, LeftOutPort, ModeMetricsReader,
     conntrack::StaleUdpCleaner,
     families::{self, FailureCounters},
-    iptables,
+    iptables, sctp_ports,
 };
 use crate::{
     kernel::{
@@ -58,7 +61,7 @@ use crate::{
         dummy_link::DummyLink,
         ipset::Ipset,
         iptables::Iptables as Commands,
-        ipvs::{Ipvs as Socket, Timeouts},
+        ipvs::{self, Ipvs as Socket, Timeouts},
     },
     model::{Dirty, IpFamily, Snapshot},
 };
@@ -95,6 +98,8 @@ pub struct Ipvs {
     unread: Vec<(IpFamily, KernelError)>,
     failed_restores: FailureCounters,
     counted: CountedPorts,
+    /// The kernel's IPVS knows no SCTP. Read once, if there is an SCTP port.
+    lacks_sctp: OnceLock<bool>,
     /// Without netlink messages, which the sockets count.
     requests: RequestCounts,
 }
@@ -117,6 +122,7 @@ impl Ipvs {
             link: DummyLink::open(DUMMY_LINK)?,
             ipset: Ipset::new(&settings.launcher),
             counted: CountedPorts::new(settings.counted_services),
+            lacks_sctp: OnceLock::new(),
             commands,
             options: PlanOptions { families, settings, random_fully: BTreeSet::new() },
             stale_udp: StaleUdpCleaner::new(&[]),
@@ -275,6 +281,13 @@ impl Dataplane for Ipvs {
             IpvsError::OfFamily(one) => FailureScope::Family(one.family),
             _ => FailureScope::Everything,
         }
+    }
+
+    fn lacks_sctp(&self) -> Option<&'static str> {
+        if *self.lacks_sctp.get_or_init(ipvs::lacks_sctp) {
+            return Some("IPVS of this kernel has no SCTP (CONFIG_IP_VS_PROTO_SCTP)");
+        }
+        sctp_ports::lacked_by_conntrack()
     }
 
     fn left_out_ports(&self) -> Vec<LeftOutPort> {

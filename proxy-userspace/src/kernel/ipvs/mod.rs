@@ -3,6 +3,7 @@
 
 pub(super) mod connections;
 mod message;
+mod protocols;
 
 use std::{
     collections::BTreeMap,
@@ -14,8 +15,11 @@ use std::{
 use libc::c_int;
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP};
 
-pub use self::connections::{connections_to, is_loaded};
 use self::message::{IPVS_CMD_GET_CONFIG, IPVS_CMD_GET_DEST, IPVS_CMD_GET_SERVICE, IPVS_CMD_SET_CONFIG};
+pub use self::{
+    connections::{connections_to, is_loaded},
+    protocols::lacks_sctp,
+};
 use super::{
     KernelError,
     command::{Command, Launcher},
