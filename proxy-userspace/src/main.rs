@@ -40,6 +40,9 @@ fn main() -> ExitCode {
     if let Some(verb) = flags.verb {
         return run::verb(verb);
     }
+    if let Some(generated) = flags.generated {
+        return run::generate(&generated);
+    }
     let once = flags.clone();
     let shutdown = CancellationToken::new();
     let runtime = match once.runs().then(|| start_runtime(&shutdown)).transpose() {

@@ -29,7 +29,7 @@ pub use self::{
     environment::Environment,
     error::{ConfigError, DeprecatedSetting, IneffectiveSetting, InvalidSetting},
     file::{ConfigFile, FileWatcher},
-    flags::{Flags, ProbeOutput},
+    flags::{Flags, Generated, ProbeOutput},
     gates::{FeatureGate, FeatureGates},
     resolve::log_filter_at,
     resolved::{Config, EbpfConfig, IpvsConfig, LogFormat, ObjectSource},

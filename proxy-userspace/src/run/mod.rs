@@ -17,7 +17,7 @@ use std::{net::SocketAddr, process, sync::Arc, thread, time::Duration};
 
 pub(crate) use self::{
     mode_choice::ModeChoice,
-    one_shot::{cleanup, cleanup_own, init_only, probe, write_config},
+    one_shot::{cleanup, cleanup_own, generate, init_only, probe, write_config},
     reload::SetLogFilter,
     verbs::verb,
 };

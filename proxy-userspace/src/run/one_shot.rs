@@ -1,13 +1,17 @@
 //! Tasks after which shunt exits: `--write-config-to`, `--init-only`, `--cleanup`, `--cleanup-own`,
-//! `probe`.
+//! `probe`, `completion`, `man`.
 
-use std::{path::Path, process::ExitCode};
+use std::{
+    io::{ErrorKind, stdout},
+    path::Path,
+    process::ExitCode,
+};
 
 use anyhow::Context as _;
 use proxy_userspace::{
     assembly,
     causes::with_causes,
-    config::{Config, ProbeOutput},
+    config::{Config, Generated, ProbeOutput},
     dataplane::{Mode, RenderError, ebpf::Ebpf, ipvs},
     kernel::{self, command::Launcher},
     node, probe, yaml,
@@ -99,4 +103,17 @@ pub(crate) fn probe(output: ProbeOutput) -> ExitCode {
         },
     }
     if evaluation.auto.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// `completion` and `man`.
+pub(crate) fn generate(generated: &Generated) -> ExitCode {
+    match generated.write(&mut stdout().lock()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader of the output has enough, as with `| head`.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("shunt: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

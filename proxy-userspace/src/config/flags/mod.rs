@@ -1,11 +1,13 @@
 //! The command line. Each flag sets one field of the configuration file.
 
+mod generate;
 mod table;
 
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
+pub use self::generate::Generated;
 pub(super) use self::table::{FLAGS, Flag, Target};
 use self::table::{NO_EFFECT, SWITCH};
 use super::{
@@ -46,6 +48,8 @@ pub struct Flags {
     pub probe: Option<ProbeOutput>,
     /// The subcommand `get` or `explain`.
     pub verb: Option<Verb>,
+    /// The subcommand `completion` or `man`.
+    pub generated: Option<Generated>,
     /// Indices of [`FLAGS`] with their values.
     given: Vec<(usize, String)>,
 }
@@ -65,6 +69,7 @@ impl Flags {
             init_only: is_on("init-only"),
             probe: matches.subcommand_matches("probe").and_then(|probe| probe.get_one("output").copied()),
             verb: Verb::read(&matches),
+            generated: Generated::read(&matches),
             cleanup: is_on("cleanup"),
             cleanup_own: is_on("cleanup-own"),
             given,
@@ -181,6 +186,7 @@ fn command() -> Command {
         .after_help(after_help())
         .subcommand(probe())
         .subcommands(Verb::commands())
+        .subcommands(Generated::commands())
         .arg(file("config", CONFIG_HELP));
     for flag in FLAGS {
         command = command.arg(arg(flag));
