@@ -41,15 +41,38 @@ const IN_ZONE: &[&str] = &["10.244.0.1", "10.244.0.2"];
 const ON_NODE: &[&str] = &["10.244.0.1"];
 const RANGES: &[&str] = &["10.96.0.0/16"];
 
-#[rustfmt::skip]
+/// What comes of them from the newest API server.
+const NEWEST: Expected = Expected {
+    minor: &[37],
+    streams: true,
+    services: WITH_CLUSTER_IP,
+    frontends: WITHOUT_PROXY,
+    endpoints: ON_NODE,
+    service_cidrs: RANGES,
+};
+
 const VERSIONS: [Expected; 7] = [
-    Expected { minor: &[28, 29], streams: false, services: ALL_SERVICES, frontends: ALL_ADDRESSES, endpoints: IN_ZONE, service_cidrs: &[] },
-    Expected { minor: &[30], streams: false, services: ALL_SERVICES, frontends: WITHOUT_PROXY, endpoints: IN_ZONE, service_cidrs: &[] },
-    Expected { minor: &[31], streams: false, services: WITH_CLUSTER_IP, frontends: WITHOUT_PROXY, endpoints: IN_ZONE, service_cidrs: &[] },
-    Expected { minor: &[32], streams: true, services: WITH_CLUSTER_IP, frontends: WITHOUT_PROXY, endpoints: IN_ZONE, service_cidrs: &[] },
-    Expected { minor: &[33], streams: false, services: WITH_CLUSTER_IP, frontends: WITHOUT_PROXY, endpoints: IN_ZONE, service_cidrs: RANGES },
-    Expected { minor: &[34, 35, 36], streams: true, services: WITH_CLUSTER_IP, frontends: WITHOUT_PROXY, endpoints: ON_NODE, service_cidrs: RANGES },
-    Expected { minor: &[37], streams: true, services: WITH_CLUSTER_IP, frontends: WITHOUT_PROXY, endpoints: ON_NODE, service_cidrs: RANGES },
+    Expected {
+        minor: &[28, 29],
+        streams: false,
+        services: ALL_SERVICES,
+        frontends: ALL_ADDRESSES,
+        endpoints: IN_ZONE,
+        service_cidrs: &[],
+    },
+    Expected {
+        minor: &[30],
+        streams: false,
+        services: ALL_SERVICES,
+        endpoints: IN_ZONE,
+        service_cidrs: &[],
+        ..NEWEST
+    },
+    Expected { minor: &[31], streams: false, endpoints: IN_ZONE, service_cidrs: &[], ..NEWEST },
+    Expected { minor: &[32], endpoints: IN_ZONE, service_cidrs: &[], ..NEWEST },
+    Expected { minor: &[33], streams: false, endpoints: IN_ZONE, ..NEWEST },
+    Expected { minor: &[34, 35, 36], ..NEWEST },
+    NEWEST,
 ];
 
 /// Returns a Service whose load balancer is a proxy, a headless one, their slice, and what decides

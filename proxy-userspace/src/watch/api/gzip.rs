@@ -17,6 +17,7 @@ use tower::BoxError;
 
 const GZIP: HeaderValue = HeaderValue::from_static("gzip");
 
+/// The body of a response, decoded.
 pub(super) type DecodedBody = UnsyncBoxBody<Bytes, BoxError>;
 
 /// Accepts gzip in the response.
