@@ -176,7 +176,7 @@ fn joined(matches: &ArgMatches, flag: &Flag) -> Option<String> {
 }
 
 /// Returns the command line's definition.
-fn command() -> Command {
+pub(super) fn command() -> Command {
     let about = "A Kubernetes Service proxy: makes the Services of a cluster work on this node.";
     let mut command = Command::new("shunt")
         .version(env!("CARGO_PKG_VERSION"))

@@ -4,7 +4,7 @@ use std::{fmt::Write as _, fs, path::Path};
 
 use super::*;
 use crate::config::{
-    flags::{FLAGS, Flag, Target, help},
+    flags::{FLAGS, Flag, Target, command, help},
     gates,
     schema::{self, UsedBy},
 };
@@ -56,6 +56,7 @@ fn document() -> String {
     for (flag, what) in ONCE {
         row(flag, "", "applies", what);
     }
+    text.push_str(&subcommands());
     text.push_str(&feature_gates());
     text.push_str("\n## Fields\n\n| field | value | default | used by |\n|---|---|---|---|\n");
     for field in schema::fields() {
@@ -67,6 +68,26 @@ fn document() -> String {
         };
         let (path, value) = (field.path, field.kind.allowed());
         let _infallible = writeln!(text, "| `{path}` | {value} | {} | {used_by} |", field.default);
+    }
+    text
+}
+
+fn subcommands() -> String {
+    let mut text =
+        String::from("\n## Subcommands\n\n| subcommand | argument | description |\n|---|---|---|\n");
+    for subcommand in command().get_subcommands() {
+        let about = subcommand.get_about().map(ToString::to_string).unwrap_or_default();
+        let _infallible = writeln!(text, "| `shunt {}` | | {about} |", subcommand.get_name());
+        for argument in subcommand.get_arguments() {
+            let value = argument.get_value_names().and_then(<[_]>::first).map(ToString::to_string);
+            let name = match (argument.get_long(), value) {
+                (Some(long), Some(value)) => format!("--{long}` `{value}"),
+                (Some(long), None) => format!("--{long}"),
+                (None, value) => value.unwrap_or_default(),
+            };
+            let what = argument.get_help().map(ToString::to_string).unwrap_or_default();
+            let _infallible = writeln!(text, "| | `{name}` | {what} |");
+        }
     }
     text
 }
