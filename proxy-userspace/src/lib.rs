@@ -7,6 +7,7 @@ pub mod assembly;
 pub mod causes;
 pub mod config;
 pub mod dataplane;
+pub mod doctor;
 pub mod explain;
 pub mod health;
 pub mod inspect;

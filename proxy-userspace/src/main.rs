@@ -40,6 +40,9 @@ fn main() -> ExitCode {
     if let Some(verb) = flags.verb {
         return run::verb(verb);
     }
+    if let Some(arguments) = flags.doctor {
+        return run::doctor(&arguments);
+    }
     if let Some(generated) = flags.generated {
         return run::generate(&generated);
     }

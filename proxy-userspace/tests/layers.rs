@@ -29,17 +29,27 @@ const LAYERS: &[Layer] = &[
     layer("assembly", &["config", "dataplane", "kernel"], KUBE),
     layer("causes", &[], KUBE),
     // `inspect` has the verbs of the command line.
-    layer("config", &["causes", "inspect", "kernel", "mode", "model", "net", "node", "yaml"], KUBE),
+    layer("config", &["causes", "doctor", "inspect", "kernel", "mode", "model", "net", "node", "yaml"], KUBE),
     // The model has decided everything about Kubernetes.
     layer(
         "dataplane",
         &["causes", "kernel", "mode", "model", "net"],
         &["kube::", "k8s_openapi", "EndpointSlice", "WatchEvent", "tokio"],
     ),
+    // Asks the daemon and the kernel, and judges what it got.
+    layer(
+        "doctor",
+        &["causes", "dataplane", "health", "inspect", "kernel", "link_path", "net", "probe"],
+        KUBE,
+    ),
     // Pure, as the model.
     layer("explain", &["dataplane", "mode", "model"], KUBE),
     layer("health", &["dataplane", "kernel", "metrics", "model", "node"], KUBE),
-    layer("inspect", &["dataplane", "explain", "kernel", "metrics", "mode", "model", "sync", "yaml"], KUBE),
+    layer(
+        "inspect",
+        &["dataplane", "explain", "health", "kernel", "metrics", "mode", "model", "sync", "yaml"],
+        KUBE,
+    ),
     // Has only the interfaces of the kernel, not Services or modes.
     layer("kernel", &["net"], &["kube::", "k8s_openapi", "Service", "Snapshot", "kube-ipvs0"]),
     // Judges what the kernel reports about others. Knows nothing of shunt's own rules.

@@ -17,6 +17,7 @@ pub mod ipvs;
 mod known_flows;
 mod name_hash;
 pub mod nftables;
+mod present;
 mod renderer;
 mod scope;
 mod sctp_ports;
@@ -24,6 +25,7 @@ mod sctp_ports;
 pub use backstop::{BackstopError, BackstopNeed, BackstopStatus, Backstopped, CreateBackstop};
 pub use families::FamilyError;
 pub use known_flows::{FlowStage, KnownFlow, Translator, for_each_flow};
+pub use present::modes_with_rules;
 pub use renderer::{DataplaneRenderer, RenderError, Renderer};
 pub use scope::{FailureScope, LeftOutPort, LeftOutReason};
 

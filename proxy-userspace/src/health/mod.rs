@@ -6,6 +6,7 @@ mod flagz;
 mod introspection;
 mod listen;
 mod local;
+mod node_report;
 mod proxy_health;
 mod routes;
 mod server;
@@ -22,6 +23,7 @@ use std::{io, net::SocketAddr};
 pub use introspection::{Debugging, Introspection, introspection_routes};
 pub use listen::{bind, serve};
 pub use local::serve_local;
+pub use node_report::{NodeReport, ReportedMap};
 pub use proxy_health::{NodeObject, ProxyHealth};
 pub use routes::{healthz_routes, metrics_routes};
 #[cfg(feature = "fuzzing")]

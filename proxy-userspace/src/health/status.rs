@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::{
-    dataplane::{BackstopStatus, DisplacedLink, Mode},
+    dataplane::{BackstopStatus, DisplacedLink, MapFill, Mode},
     kernel::redirecting_pods::ExemptNamespaces,
     model::{LinkPath, SocketScope},
 };
@@ -37,6 +37,9 @@ pub(super) struct Facts {
     pub(super) left_out: Vec<Arc<str>>,
     pub(super) displaced: Vec<DisplacedLink>,
     pub(super) unreadable_manifests: Vec<String>,
+    /// Kinds that are not up to date, with the error.
+    pub(super) watch_errors: Vec<String>,
+    pub(super) map_fill: Vec<MapFill>,
     /// Each task that fails, with the error of the last attempt.
     pub(super) failing: BTreeMap<SyncTask, String>,
 }
@@ -142,6 +145,16 @@ impl Status {
     /// Returns what [`Self::set_unreadable_manifests`] set.
     pub(super) fn unreadable_manifests(&self) -> Vec<String> {
         self.facts().unreadable_manifests.clone()
+    }
+
+    /// Sets which kinds of objects are not up to date, each with the error.
+    pub fn set_watch_errors(&self, errors: Vec<String>) {
+        self.facts().watch_errors = errors;
+    }
+
+    /// Sets how full the kernel's maps are.
+    pub fn set_map_fill(&self, fill: Vec<MapFill>) {
+        self.facts().map_fill = fill;
     }
 
     /// Records that a task failed with this error. Returns the error of the attempt before, if that

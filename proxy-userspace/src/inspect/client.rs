@@ -28,6 +28,7 @@ use super::{
 };
 use crate::{
     explain::{Client as ExplainedClient, Explanation, Question},
+    health::NodeReport,
     model::Protocol,
 };
 
@@ -136,7 +137,20 @@ impl Client {
     pub async fn explain(&mut self, request: &ExplainRequest) -> Result<Explanation, ClientError> {
         let ExplainRequest { from, client, to, protocol, outside_cgroup } = request.clone();
         let query = ExplainQuery { from, client, to, protocol: protocol.name().to_owned(), outside_cgroup };
-        let mut body = self.get("/v1/explain", &query).await?;
+        self.one("/v1/explain", &query).await
+    }
+
+    /// Returns what the process reports about itself.
+    pub async fn node(&mut self) -> Result<NodeReport, ClientError> {
+        self.one("/v1/node", &()).await
+    }
+
+    async fn one<T: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        query: &impl serde::Serialize,
+    ) -> Result<T, ClientError> {
+        let mut body = self.get(path, query).await?;
         let mut text = Vec::new();
         while let Some(part) = next_part(&mut body).await? {
             text.extend_from_slice(&part);

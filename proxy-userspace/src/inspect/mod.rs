@@ -21,7 +21,7 @@ pub use self::{
     flows::FlowFilter,
     gather::Filter,
     output::{InvalidOutput, Output, print, print_one, table},
-    rows::{EndpointRow, ExemptRow, FlowRow, LeftOutRow, LinkRow, Row, ServiceRow},
+    rows::{EndpointRow, ExemptRow, FlowRow, LeftOutRow, LinkRow, NamedPort, Row, ServiceRow},
     server::{ClientKind, NodeInspector, routes},
 };
 

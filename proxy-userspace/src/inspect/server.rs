@@ -20,6 +20,7 @@ use super::{
 use crate::{
     dataplane::Mode,
     explain::{Explanation, Question, Situation, explain},
+    health::{NodeReport, ProxyHealth, Status},
     metrics::Metrics,
     model::{Protocol, ServicePortKey},
     sync::{Inspected, Inspector, NoAnswer},
@@ -32,20 +33,30 @@ pub struct NodeInspector {
     pub inspector: Inspector,
     /// Counts.
     pub metrics: Metrics,
-    /// Where the maps of the ebpf mode are pinned.
-    pub pins: PathBuf,
+    /// What the process reports about itself.
+    pub status: Status,
+    /// Health.
+    pub health: ProxyHealth,
+    /// The directory of pins.
+    pub pin_directory: PathBuf,
 }
 
 /// One JSON document a line.
 const LINES: &str = "application/x-ndjson";
 
-/// Returns the paths of the socket: `/v1/get/RESOURCE` and `/v1/explain`.
+/// Returns the paths of the socket: `/v1/get/RESOURCE`, `/v1/explain` and `/v1/node`.
 pub fn routes(node: NodeInspector) -> Router {
     Router::new()
         .route("/v1/get/flows", get(flows))
         .route("/v1/get/{resource}", get(list))
         .route("/v1/explain", get(explained))
+        .route("/v1/node", get(reported))
         .with_state(node)
+}
+
+/// Does not ask the sync loop, so it also answers while that is busy or not there.
+async fn reported(State(node): State<NodeInspector>) -> Json<NodeReport> {
+    Json(NodeReport::new(&node.status, &node.health, node.pin_directory.display().to_string()))
 }
 
 impl IntoResponse for NoAnswer {
@@ -79,14 +90,14 @@ async fn list(
 
 /// Answers with the flows that match. Their Services are named as far as they exist.
 async fn flows(
-    State(NodeInspector { inspector, pins, .. }): State<NodeInspector>,
+    State(NodeInspector { inspector, pin_directory, .. }): State<NodeInspector>,
     Query(filter): Query<FlowFilter>,
 ) -> Response {
     let mode = match inspector.read(|inspected| inspected.mode).await {
         Ok(mode) => mode,
         Err(error) => return error.into_response(),
     };
-    let parts = flows::read((mode == Some(Mode::Ebpf)).then_some(pins), filter);
+    let parts = flows::read((mode == Some(Mode::Ebpf)).then_some(pin_directory), filter);
     answer_with(stream::try_unfold((parts, inspector), |(mut parts, inspector)| async move {
         let Some(part) = parts.recv().await else { return Ok(None) };
         let rows =

@@ -29,6 +29,7 @@ pub mod nftables;
 pub mod own_process;
 pub mod probe;
 pub mod process_memory;
+pub mod processes;
 pub mod redirecting_pods;
 pub mod restart;
 pub mod routing_rules;

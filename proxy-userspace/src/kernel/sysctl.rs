@@ -2,6 +2,7 @@
 //! and the OOM score of this process.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
     sync::OnceLock,
@@ -22,6 +23,18 @@ fn root() -> &'static Path {
         let mounted = Path::new(MOUNTED);
         if mounted.is_dir() { mounted } else { Path::new("/proc/sys/net") }
     })
+}
+
+/// Returns the values of a sysctl of IPv4 that each link has, such as `rp_filter`, by the name of
+/// the link, with `all` and `default`. Links that cannot be read are left out: they may be gone.
+pub fn of_links(name: &str) -> Result<BTreeMap<String, i64>, KernelError> {
+    let directory = root().join("ipv4/conf");
+    let entries = fs::read_dir(&directory).map_err(KernelError::path("list", directory))?;
+    let value = |entry: fs::DirEntry| {
+        let value = fs::read_to_string(entry.path().join(name)).ok()?.trim().parse().ok()?;
+        Some((entry.file_name().into_string().ok()?, value))
+    };
+    Ok(entries.flatten().filter_map(value).collect())
 }
 
 /// A sysctl below `/proc/sys/net`, such as `ipv4/conf/all/route_localnet`.

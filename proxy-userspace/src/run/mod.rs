@@ -17,7 +17,7 @@ use std::{net::SocketAddr, process, sync::Arc, thread, time::Duration};
 
 pub(crate) use self::{
     mode_choice::ModeChoice,
-    one_shot::{cleanup, cleanup_own, generate, init_only, probe, write_config},
+    one_shot::{cleanup, cleanup_own, doctor, generate, init_only, probe, write_config},
     reload::SetLogFilter,
     verbs::verb,
 };
@@ -314,11 +314,13 @@ fn introspection(
     }
 }
 
-/// Answers `shunt get` and `shunt explain`. Returns what reads the sync loop.
+/// Answers `shunt get`, `shunt explain` and `shunt doctor`. Returns what reads the sync loop.
 fn start_local_endpoint(config: &Config, outputs: &Outputs, tasks: &mut Tasks) -> Inspector {
     let inspector = Inspector::default();
-    let (metrics, pins) = (outputs.metrics.clone(), config.ebpf.pin_dir.clone());
-    let routes = inspect::routes(NodeInspector { inspector: inspector.clone(), metrics, pins });
+    let Outputs { metrics, status, health, .. } = outputs.clone();
+    let pin_directory = config.ebpf.pin_dir.clone();
+    let node = NodeInspector { inspector: inspector.clone(), metrics, status, health, pin_directory };
+    let routes = inspect::routes(node);
     tasks.spawn(async move { match health::serve_local(inspect::SOCKET, routes).await {} });
     inspector
 }

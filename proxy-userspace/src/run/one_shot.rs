@@ -1,5 +1,5 @@
 //! Tasks after which shunt exits: `--write-config-to`, `--init-only`, `--cleanup`, `--cleanup-own`,
-//! `probe`, `completion`, `man`.
+//! `probe`, `doctor`, `completion`, `man`.
 
 use std::{
     io::{ErrorKind, stdout},
@@ -13,6 +13,8 @@ use proxy_userspace::{
     causes::with_causes,
     config::{Config, Generated, ProbeOutput},
     dataplane::{Mode, RenderError, ebpf::Ebpf, ipvs},
+    doctor::{self, DoctorArguments},
+    inspect::print_one,
     kernel::{self, command::Launcher},
     node, probe, yaml,
 };
@@ -103,6 +105,19 @@ pub(crate) fn probe(output: ProbeOutput) -> ExitCode {
         },
     }
     if evaluation.auto.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Reports what is wrong on this node.
+pub(crate) fn doctor(arguments: &DoctorArguments) -> ExitCode {
+    let report = doctor::report(arguments, &Launcher::default());
+    let printed = print_one(&arguments.output, "DoctorReport", &report, &mut stdout().lock());
+    match printed {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            eprintln!("shunt: cannot write the report: {error}");
+            ExitCode::from(doctor::CANNOT_REPORT)
+        }
+        _ => ExitCode::from(report.exit_code()),
+    }
 }
 
 /// `completion` and `man`.

@@ -10,9 +10,8 @@ use std::{
 
 use anyhow::Context as _;
 use proxy_userspace::{
-    assembly,
     config::Config,
-    dataplane::{iptables::Iptables, ipvs, nftables::Nftables},
+    dataplane::{Mode, modes_with_rules},
     kernel::{KernelError, bpf::PinDir, command::Launcher},
 };
 
@@ -104,13 +103,8 @@ fn samples<'a>(page: &'a str, name: &str) -> BTreeMap<&'a str, f64> {
 }
 
 /// Returns the modes of kube-proxy whose rules are in the kernel.
-pub(super) fn rules(config: &Config, launcher: &Launcher) -> Vec<&'static str> {
-    let found = [
-        ("nftables", Nftables::has_tables()),
-        ("iptables", Iptables::has_rules(&assembly::iptables(config, launcher))),
-        ("ipvs", ipvs::has_link()),
-    ];
-    found.into_iter().filter(|(_, is_there)| *is_there).map(|(name, _)| name).collect()
+pub(super) fn rules(launcher: &Launcher) -> Vec<&'static str> {
+    modes_with_rules(launcher).into_iter().map(Mode::name).collect()
 }
 
 /// Returns true if an earlier process left programs in the pin directory.

@@ -11,7 +11,7 @@ use proxy_userspace::{
     model::WatchEvent,
     net::ProxyVariables,
     sync::{Inputs, Inspector, Outputs, SyncSettings},
-    watch::{self, ApiRequest, ApiSource, ManifestSource, OnApiRequest, WatchError, WatchStatus},
+    watch::{self, ApiRequest, ApiSource, KindStatus, ManifestSource, OnApiRequest, WatchError, WatchStatus},
 };
 use tokio::sync::{Notify, mpsc, watch as channel};
 
@@ -100,6 +100,11 @@ async fn measured(
         metrics.set_watch_connected(WatchedKind::Service, services.connected_since.is_some());
         metrics.set_watch_connected(WatchedKind::EndpointSlice, endpoint_slices.connected_since.is_some());
         metrics.set_watch_connected(WatchedKind::Node, nodes.connected_since.is_some());
+        facts.set_watch_errors(watch_errors(&[
+            ("Services", &services),
+            ("EndpointSlices", &endpoint_slices),
+            ("Nodes", &nodes),
+        ]));
         metrics.set_manifest_errors(manifest_errors.count);
         facts.set_unreadable_manifests(manifest_errors.texts);
         tokio::select! {
@@ -107,6 +112,13 @@ async fn measured(
             Ok(()) = status.changed() => {}
         }
     }
+}
+
+/// Returns the kinds that are not up to date, each with its error.
+fn watch_errors(kinds: &[(&str, &KindStatus)]) -> Vec<String> {
+    let error =
+        |(kind, status): &(&str, &KindStatus)| Some(format!("{kind}: {}", status.last_error.as_ref()?));
+    kinds.iter().filter_map(error).collect()
 }
 
 /// Notifies the loop if others remove rules of this mode. Otherwise only a full sync finds that.

@@ -56,7 +56,7 @@ impl Takeover {
         if self.config.mode != Mode::Ebpf || !self.had_programs || backstop.is_some() {
             return;
         }
-        let rules = other_proxy::rules(&self.config, &self.launcher);
+        let rules = other_proxy::rules(&self.launcher);
         if !rules.is_empty() {
             tracing::warn!(
                 ?rules,

@@ -310,7 +310,9 @@ impl SyncLoop {
             dirty.all || due == SyncExtent::Full || self.schedule.due(started) == Some(SyncExtent::Full);
         let extent = if is_full { SyncExtent::Full } else { SyncExtent::Partial };
         let rendered = self.render(extent, &dirty);
-        self.renderer.map_fill().into_iter().for_each(|fill| self.outputs.metrics.set_map_fill(fill));
+        let map_fill = self.renderer.map_fill();
+        map_fill.iter().for_each(|fill| self.outputs.metrics.set_map_fill(*fill));
+        self.outputs.status.set_map_fill(map_fill);
         left_out::report(self.renderer.left_out(), &self.outputs);
         displaced::report(self.renderer.displaced(), &self.outputs);
         let scope = rendered.as_ref().err().map(RenderError::scope);

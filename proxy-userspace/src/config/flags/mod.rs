@@ -16,7 +16,10 @@ use super::{
     schema::{self, UsedBy},
     settings::Settings,
 };
-use crate::inspect::Verb;
+use crate::{
+    doctor::{self, DoctorArguments},
+    inspect::Verb,
+};
 
 const CONFIG_HELP: &str = "KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1), with shunt's own settings \
                            in the section 'shunt'; shunt watches it for changes";
@@ -48,6 +51,8 @@ pub struct Flags {
     pub probe: Option<ProbeOutput>,
     /// The subcommand `get` or `explain`.
     pub verb: Option<Verb>,
+    /// The subcommand `doctor`.
+    pub doctor: Option<DoctorArguments>,
     /// The subcommand `completion` or `man`.
     pub generated: Option<Generated>,
     /// Indices of [`FLAGS`] with their values.
@@ -69,6 +74,7 @@ impl Flags {
             init_only: is_on("init-only"),
             probe: matches.subcommand_matches("probe").and_then(|probe| probe.get_one("output").copied()),
             verb: Verb::read(&matches),
+            doctor: matches.subcommand_matches("doctor").and_then(DoctorArguments::read),
             generated: Generated::read(&matches),
             cleanup: is_on("cleanup"),
             cleanup_own: is_on("cleanup-own"),
@@ -186,6 +192,7 @@ pub(super) fn command() -> Command {
         .after_help(after_help())
         .subcommand(probe())
         .subcommands(Verb::commands())
+        .subcommand(doctor::command())
         .subcommands(Generated::commands())
         .arg(file("config", CONFIG_HELP));
     for flag in FLAGS {

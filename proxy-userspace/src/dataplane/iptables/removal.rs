@@ -16,6 +16,7 @@ use crate::{
     },
     kernel::{
         KernelError,
+        command::Launcher,
         iptables::{Backend, Iptables as Commands},
     },
 };
@@ -39,8 +40,8 @@ impl Iptables {
 
     /// Returns true if any process, including kube-proxy, wrote the chain of Services with either
     /// backend of iptables.
-    pub fn has_rules(settings: &IptablesSettings) -> bool {
-        detect::installed(&settings.launcher).iter().any(|commands| {
+    pub fn has_rules(launcher: &Launcher) -> bool {
+        detect::installed(launcher).iter().any(|commands| {
             let saved = commands.save(Table::Nat.name());
             saved.is_ok_and(|saved| has_chain(&saved, SERVICES))
         })

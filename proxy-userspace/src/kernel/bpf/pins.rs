@@ -90,6 +90,12 @@ impl PinDir {
         Self { path: self.path.clone(), lock: None }
     }
 
+    /// Returns the directories that an interrupted replacement of maps left.
+    pub fn unfinished(path: &Path) -> Vec<PathBuf> {
+        let suffixed = ["-next", "-swap"].map(|suffix| suffixed(path, suffix));
+        suffixed.into_iter().filter(|path| path.symlink_metadata().is_ok()).collect()
+    }
+
     /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path

@@ -3,6 +3,7 @@
 
 mod auto;
 mod bpffs;
+mod doctor;
 mod give_back;
 mod lifecycle;
 mod missing;
@@ -68,6 +69,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("impostor", verbs::an_answer_of_another_user_is_not_believed),
     ("verbs", verbs::get_and_explain_answer_on_the_node),
     ("monitoring", monitoring::queries_have_data_and_alerts_react),
+    ("doctor", doctor::doctor_finds_each_fault_and_none_on_a_healthy_node),
     ("ebpf-log", trace::connections_are_logged_where_tracing_is_on),
     ("shutdown-in-restore", missing::sigterm_does_not_wait_for_a_hanging_restore),
     ("shutdown-in-restart", lifecycle::sigterm_ends_the_proxy_during_a_restart),

@@ -1,0 +1,262 @@
+//! Each fault gives its finding, and a healthy node gives none.
+
+use super::{
+    super::{
+        Severity,
+        catalog::{self, Kind},
+        facts::{Daemon, Facts, Pins, Sysctls},
+    },
+    judge,
+};
+use crate::{
+    dataplane::Mode,
+    health::{NodeReport, ReportedMap},
+    inspect::{LeftOutRow, NamedPort},
+    net::LinkPath,
+    probe::{Evaluation, Lack, ModeSupport},
+};
+
+fn report() -> NodeReport {
+    NodeReport {
+        version: env!("CARGO_PKG_VERSION").into(),
+        mode: Some("ebpf".into()),
+        maps: vec![ReportedMap { name: "services".into(), entries: 79, capacity: 100 }],
+        oldest_pending_seconds: Some(29),
+        pin_directory: "/sys/fs/bpf/shunt".into(),
+        ..NodeReport::default()
+    }
+}
+
+fn healthy() -> Facts {
+    let support = |mode| ModeSupport { mode, missing: Vec::new(), limits: Vec::new() };
+    Facts {
+        daemon: Daemon::Running(report()),
+        left_out_ports: Vec::new(),
+        evaluation: Evaluation {
+            modes: Mode::ALL.iter().map(|mode| support(*mode)).collect(),
+            auto: Some(Mode::Ebpf),
+            why: "it is the preferred mode".into(),
+        },
+        kube_proxies: Vec::new(),
+        rules: Vec::new(),
+        pins: Pins { directory: "/sys/fs/bpf/shunt".into(), links: 9, unfinished: Vec::new() },
+        sysctls: Sysctls {
+            forwards_ipv4: Some(1),
+            forwards_ipv6: Some(1),
+            conntrack_entries: Some(79),
+            conntrack_max: Some(100),
+            rp_filter: [("all".into(), 2), ("eth0".into(), 1)].into(),
+            route_localnet: [("all".into(), 0), ("eth0".into(), 0), ("lo".into(), 1)].into(),
+        },
+        link_path: None,
+        unread: Vec::new(),
+    }
+}
+
+fn found(facts: &Facts) -> Vec<(&'static str, String)> {
+    judge(facts).findings.into_iter().map(|finding| (finding.id, finding.message)).collect()
+}
+
+/// A change of the facts.
+type Fault = fn(&mut Facts);
+
+fn report_of(facts: &mut Facts) -> &mut NodeReport {
+    match &mut facts.daemon {
+        Daemon::Running(report) => report,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn lack(feature: crate::kernel::probe::Feature) -> Lack {
+    Lack {
+        any_of: vec![feature],
+        reason: "it is not there".into(),
+        without: String::new(),
+        remedy: "add it".into(),
+    }
+}
+
+const OF_THE_DAEMON: &[(&Kind, Fault, &str)] = &[
+    (&catalog::DAEMON_SILENT, |facts| facts.daemon = Daemon::Silent("late".into()), "not answer: late"),
+    (&catalog::NOT_READY, |facts| report_of(facts).not_ready.push("a change waits".into()), "a change waits"),
+    (
+        &catalog::SYNC_FAILING,
+        |facts| report_of(facts).failing.push("cannot program".into()),
+        "cannot program",
+    ),
+    (&catalog::CHANGES_PENDING, |facts| report_of(facts).oldest_pending_seconds = Some(30), "waits for 30 s"),
+    (&catalog::WATCH_FAILING, |facts| report_of(facts).watch_errors.push("Nodes: 403".into()), "Nodes: 403"),
+    (
+        &catalog::MANIFESTS_UNREADABLE,
+        |facts| report_of(facts).unreadable_manifests.push("web.yaml: line 3".into()),
+        "web.yaml",
+    ),
+    (&catalog::LINK_LEFT_OUT, |facts| report_of(facts).left_out_links.push("eth1".into()), "eth1"),
+    (
+        &catalog::LINK_DISPLACED,
+        |facts| report_of(facts).displaced_links.push("eth0 by cni".into()),
+        "eth0 by cni",
+    ),
+    (
+        &catalog::NETFILTER_ON_LINKS,
+        |facts| report_of(facts).netfilter_on_links = Some("a rule of others".into()),
+        "a rule of others",
+    ),
+    (
+        &catalog::SOCKETS_LEFT_ALONE,
+        |facts| report_of(facts).sockets_left_alone = Some("as configured".into()),
+        "as configured",
+    ),
+    (&catalog::MAP_NEARLY_FULL, |facts| report_of(facts).maps[0].entries = 80, "services has 80 of 100"),
+    (&catalog::OTHER_VERSION, |facts| report_of(facts).version = "9.9.9".into(), "the daemon is 9.9.9"),
+    (
+        &catalog::SERVICE_LEFT_OUT,
+        |facts| facts.left_out_ports = left_out(1),
+        "shop/web http (IPv4): no room: full",
+    ),
+];
+
+const OF_THE_NODE: &[(&Kind, Fault, &str)] = &[
+    (
+        &catalog::FEATURE_MISSING,
+        |facts| facts.evaluation.modes[0].missing.push(lack(crate::kernel::probe::Feature::Bpffs)),
+        "it is not there",
+    ),
+    (
+        &catalog::FEATURE_LIMITED,
+        |facts| facts.evaluation.modes[0].limits.push(lack(crate::kernel::probe::Feature::SetRetval)),
+        "it is not there",
+    ),
+    (&catalog::OTHER_PROXY, |facts| facts.kube_proxies.push(7), "the process 7"),
+    (&catalog::OTHER_RULES, |facts| facts.rules.push(Mode::Iptables), "the mode iptables"),
+    (
+        &catalog::PINS_UNFINISHED,
+        |facts| facts.pins.unfinished.push("/sys/fs/bpf/shunt-next".into()),
+        "/sys/fs/bpf/shunt-next exists",
+    ),
+    (&catalog::NOT_FORWARDING, |facts| facts.sysctls.forwards_ipv4 = Some(0), "net.ipv4.ip_forward is 0"),
+    (&catalog::NOT_FORWARDING_IPV6, |facts| facts.sysctls.forwards_ipv6 = Some(0), "forwarding is 0"),
+    (
+        &catalog::STRICT_RP_FILTER,
+        |facts| facts.sysctls.rp_filter = [("all".into(), 0), ("eth0".into(), 1)].into(),
+        "rp_filter is 1 on eth0",
+    ),
+    (
+        &catalog::ROUTE_LOCALNET,
+        |facts| facts.sysctls.route_localnet = [("all".into(), 1), ("eth0".into(), 0)].into(),
+        "route_localnet is 1 on eth0",
+    ),
+    (&catalog::CONNTRACK_NEARLY_FULL, |facts| facts.sysctls.conntrack_entries = Some(80), "has 80 of 100"),
+    (&catalog::CHECK_FAILED, |facts| facts.unread.push("cannot read it".into()), "cannot read it"),
+];
+
+const WITHOUT_DAEMON: &[(&Kind, Fault, &str)] = &[
+    (&catalog::PINS_WITHOUT_DAEMON, |_| {}, "9 programs are pinned in /sys/fs/bpf/shunt"),
+    (&catalog::OTHER_RULES, |facts| facts.rules.push(Mode::Nftables), "the mode nftables"),
+    (&catalog::NO_MODE_WORKS, |facts| facts.evaluation.auto = None, "it is the preferred mode"),
+    (
+        &catalog::NETFILTER_ON_LINKS,
+        |facts| facts.link_path = Some(LinkPath::Netfilter { why: "a filter of others".into() }),
+        "a filter of others",
+    ),
+];
+
+fn left_out(count: usize) -> Vec<LeftOutRow> {
+    let port = NamedPort {
+        namespace: "shop".into(),
+        name: "web".into(),
+        port_name: "http".into(),
+        protocol: "TCP".into(),
+        family: "IPv4".into(),
+    };
+    vec![LeftOutRow { port, reason: "no room".into(), message: "full".into() }; count]
+}
+
+#[test]
+fn a_healthy_node_has_no_findings() {
+    assert_eq!(found(&healthy()), []);
+}
+
+#[test]
+fn each_fault_gives_its_finding_and_no_other() {
+    for (kind, fault, message) in OF_THE_DAEMON.iter().chain(OF_THE_NODE) {
+        let mut facts = healthy();
+        fault(&mut facts);
+        let found = found(&facts);
+        let [(id, text)] = &found[..] else { panic!("{}: {found:?}", kind.id) };
+        assert_eq!(*id, kind.id);
+        assert!(text.contains(message), "{}: {text}", kind.id);
+    }
+}
+
+#[test]
+fn without_a_daemon_that_is_a_finding_and_the_other_checks_still_run() {
+    for (kind, fault, message) in WITHOUT_DAEMON {
+        let mut facts = Facts { daemon: Daemon::NotRunning, ..healthy() };
+        fault(&mut facts);
+        let found = found(&facts);
+        assert!(found.iter().any(|(id, _)| *id == "DaemonNotRunning"), "{found:?}");
+        let is_there = found.iter().any(|(id, text)| *id == kind.id && text.contains(message));
+        assert!(is_there, "{}: {found:?}", kind.id);
+    }
+}
+
+#[test]
+fn every_kind_has_a_fault_that_gives_it() {
+    let faults = [OF_THE_DAEMON, OF_THE_NODE, WITHOUT_DAEMON].concat();
+    for kind in catalog::ALL.iter().filter(|kind| kind.id != "DaemonNotRunning") {
+        assert!(faults.iter().any(|(of, ..)| of.id == kind.id), "{}", kind.id);
+    }
+}
+
+#[test]
+fn rules_of_the_running_mode_and_of_its_backstop_are_no_finding() {
+    for (mode, backstop, rules) in [
+        ("nftables", None, vec![Mode::Nftables]),
+        ("iptables", None, vec![Mode::Iptables]),
+        ("ipvs", None, vec![Mode::Iptables, Mode::Ipvs]),
+        ("ebpf", Some("iptables"), vec![Mode::Iptables]),
+    ] {
+        let mut facts = Facts { rules, ..healthy() };
+        let report = report_of(&mut facts);
+        (report.mode, report.backstop) = (Some(mode.into()), backstop.map(Into::into));
+        assert_eq!(found(&facts), [], "{mode}");
+    }
+}
+
+#[test]
+fn rules_of_before_are_no_finding_until_the_first_sync_is_complete() {
+    let mut facts = Facts { rules: vec![Mode::Iptables], ..healthy() };
+    report_of(&mut facts).not_ready.push("the first full sync is not complete".into());
+    assert!(found(&facts).iter().all(|(id, _)| *id == "NotReady"));
+}
+
+#[test]
+fn route_localnet_of_the_iptables_mode_is_no_finding() {
+    let mut facts = healthy();
+    facts.sysctls.route_localnet.insert("all".into(), 1);
+    report_of(&mut facts).mode = Some("iptables".into());
+    assert_eq!(found(&facts), []);
+}
+
+#[test]
+fn many_service_ports_that_are_left_out_are_counted() {
+    let found = found(&Facts { left_out_ports: left_out(1_000), ..healthy() });
+    assert_eq!(found.len(), 11);
+    assert_eq!(found[10].1, "and 990 more");
+}
+
+#[test]
+fn the_remedy_of_a_missing_feature_is_that_of_the_probe() {
+    let mut facts = healthy();
+    facts.evaluation.modes[0].missing.push(lack(crate::kernel::probe::Feature::Bpffs));
+    let report = judge(&facts);
+    assert_eq!((report.findings[0].severity, &*report.findings[0].remedy), (Severity::Error, "add it"));
+}
+
+#[test]
+fn a_conntrack_table_without_a_limit_is_never_full() {
+    let mut facts = healthy();
+    facts.sysctls.conntrack_max = Some(0);
+    assert_eq!(found(&facts), []);
+}

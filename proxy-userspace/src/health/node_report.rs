@@ -1,0 +1,94 @@
+//! What the process reports about itself on the local socket, for `shunt doctor`: the facts of
+//! `/statusz` for programs.
+
+use serde::{Deserialize, Serialize};
+
+use super::{ProxyHealth, Status};
+use crate::model::{LinkPath, SocketScope};
+
+/// The state of the proxy on this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeReport {
+    /// The version of the binary that runs.
+    pub version: String,
+    /// The mode. `None` while none runs.
+    pub mode: Option<String>,
+    /// Why the mode runs.
+    pub mode_reason: Option<String>,
+    /// The netfilter mode beneath the programs, if there is one.
+    pub backstop: Option<String>,
+    /// Why netfilter translates on links, if it does instead of programs.
+    pub netfilter_on_links: Option<String>,
+    /// Why not all sockets are served by programs, if that is so.
+    pub sockets_left_alone: Option<String>,
+    /// Links that are not served.
+    pub left_out_links: Vec<String>,
+    /// Links on which another program runs first, as `LINK by PROGRAM`.
+    pub displaced_links: Vec<String>,
+    /// What cannot be read in the directory of manifests.
+    pub unreadable_manifests: Vec<String>,
+    /// Kinds of objects that are not up to date, with the error.
+    pub watch_errors: Vec<String>,
+    /// Tasks that fail, with the error.
+    pub failing: Vec<String>,
+    /// Why `/healthz` answers 503.
+    pub not_ready: Vec<String>,
+    /// How long the oldest change waits that the kernel does not have yet, in seconds.
+    pub oldest_pending_seconds: Option<u64>,
+    /// How full maps are.
+    pub maps: Vec<ReportedMap>,
+    /// The directory of pins of the configuration.
+    pub pin_directory: String,
+}
+
+/// How full a map is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReportedMap {
+    /// The name of the map.
+    pub name: String,
+    /// The number of entries.
+    pub entries: usize,
+    /// The maximum number of entries.
+    pub capacity: u32,
+}
+
+impl NodeReport {
+    /// Reads the state now.
+    pub fn new(status: &Status, health: &ProxyHealth, pin_directory: String) -> Self {
+        let progress = health.progress();
+        let facts = status.facts();
+        let running = facts.mode.as_ref();
+        let netfilter_on_links = match &facts.link_path {
+            Some(LinkPath::Netfilter { why }) => Some(why.as_ref().to_owned()),
+            _ => None,
+        };
+        let scope = facts.socket_scope.as_ref().filter(|reported| reported.scope == SocketScope::Node);
+        let why_of_scope =
+            scope.map(|reported| reported.why.as_deref().unwrap_or("as configured").to_owned());
+        let pending = progress.families.iter().filter_map(|family| family.oldest_pending).max();
+        let maps = facts.map_fill.iter().map(|fill| ReportedMap {
+            name: fill.map.to_owned(),
+            entries: fill.entries,
+            capacity: fill.capacity,
+        });
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            mode: running.map(|running| running.mode.name().to_owned()),
+            mode_reason: running.map(|running| running.why.clone()),
+            backstop: facts.backstop.as_ref().map(|backstop| backstop.mode.name().to_owned()),
+            netfilter_on_links,
+            sockets_left_alone: why_of_scope,
+            left_out_links: facts.left_out.iter().map(ToString::to_string).collect(),
+            displaced_links: facts.displaced.iter().map(ToString::to_string).collect(),
+            unreadable_manifests: facts.unreadable_manifests.clone(),
+            watch_errors: facts.watch_errors.clone(),
+            failing: facts.failing.iter().map(|(task, error)| format!("cannot {task}: {error}")).collect(),
+            not_ready: progress.not_ready.iter().map(ToString::to_string).collect(),
+            oldest_pending_seconds: pending.map(|since| since.as_secs()),
+            maps: maps.collect(),
+            pin_directory,
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! A scenario of `shunt doctor`: it finds the faults that are made on a node, and none on a healthy
+//! one.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use shunt_tests::{deadline::Deadline, world::Host};
+
+use super::test_node::{Setup, TestNode};
+
+const TIMEOUT: Duration = Duration::from_secs(15);
+
+/// A fault: what it is, how it is made, what ends it, and the finding.
+struct Fault {
+    finding: &'static str,
+    make: &'static str,
+    end: &'static str,
+}
+
+const fn fault(finding: &'static str, make: &'static str, end: &'static str) -> Fault {
+    Fault { finding, make, end }
+}
+
+/// Faults of the node, beside a daemon that runs in any mode. The process is a copy of sleep,
+/// because the kernel names it after its file.
+const FAULTS: [Fault; 5] = [
+    fault("NotForwarding", "sysctl -qw net.ipv4.ip_forward=0", "sysctl -qw net.ipv4.ip_forward=1"),
+    fault(
+        "NotForwardingIPv6",
+        "sysctl -qw net.ipv6.conf.all.forwarding=0",
+        "sysctl -qw net.ipv6.conf.all.forwarding=1",
+    ),
+    fault(
+        "StrictReversePath",
+        "sysctl -qw net.ipv4.conf.all.rp_filter=1",
+        "sysctl -qw net.ipv4.conf.all.rp_filter=0",
+    ),
+    fault(
+        "OtherProxyRunning",
+        "cp /bin/sleep $DIR/kube-proxy; $DIR/kube-proxy 60 >/dev/null 2>&1 & echo $! > $DIR/kube-proxy.pid",
+        "kill $(cat $DIR/kube-proxy.pid)",
+    ),
+    fault("PinsUnfinished", "mkdir $PINS-next", "rmdir $PINS-next"),
+];
+
+/// The iptables mode sets it itself, with a rule.
+const ROUTE_LOCALNET: Fault = fault(
+    "RouteLocalnet",
+    "sysctl -qw net.ipv4.conf.all.route_localnet=1",
+    "sysctl -qw net.ipv4.conf.all.route_localnet=0",
+);
+
+/// Rules of another mode than the one that runs.
+const IPTABLES_RULES: Fault =
+    fault("OtherProxyRules", "iptables -t nat -N KUBE-SERVICES", "iptables -t nat -X KUBE-SERVICES");
+const NFTABLES_RULES: Fault =
+    fault("OtherProxyRules", "nft add table ip kube-proxy", "nft delete table ip kube-proxy");
+
+/// What only the ebpf mode judges.
+const OTHER_RULES_ON_LINKS: Fault = fault(
+    "NetfilterOnLinks",
+    "nft add table ip other-firewall; nft 'add chain ip other-firewall c { type filter hook prerouting priority -300; }'; \
+     nft add rule ip other-firewall c ip daddr 10.96.0.99 counter drop",
+    "nft delete table ip other-firewall",
+);
+
+pub(crate) fn doctor_finds_each_fault_and_none_on_a_healthy_node(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::started(setup, &setup.mode, "{}")?;
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    check_healthy(&node, setup)?;
+    let of_mode: &[Fault] = match setup.mode.as_str() {
+        "ebpf" => &[ROUTE_LOCALNET, IPTABLES_RULES, OTHER_RULES_ON_LINKS],
+        "nftables" => &[ROUTE_LOCALNET, IPTABLES_RULES],
+        _ => &[NFTABLES_RULES],
+    };
+    for Fault { finding, make, end } in FAULTS.iter().chain(of_mode) {
+        run(&node, make)?;
+        let found = wait_for(&node, setup, |found| has(found, finding)).with_context(|| *finding);
+        run(&node, end)?;
+        found?;
+        wait_for(&node, setup, |found| !has(found, finding))
+            .with_context(|| format!("the end of {finding}"))?;
+    }
+    check_healthy(&node, setup)?;
+    node.cluster.down();
+    wait_for(&node, setup, |found| has(found, "WatchFailing")).context("without an API server")?;
+    node.proxy.stop()?;
+    let found = doctor(&node, setup)?;
+    ensure!(has(&found, "DaemonNotRunning") && found.exit_code == 2, "without a daemon: {found:?}");
+    let left = if setup.mode == "ebpf" { "PinsWithoutDaemon" } else { "OtherProxyRules" };
+    ensure!(has(&found, left), "without a daemon: {found:?}");
+    node.proxy.clean_up(&node.world)
+}
+
+/// What the command printed.
+#[derive(Debug)]
+struct Found {
+    exit_code: i32,
+    /// Identifiers and severities.
+    findings: Vec<(String, String)>,
+    text: String,
+}
+
+fn has(found: &Found, finding: &str) -> bool {
+    found.findings.iter().any(|(id, _)| id == finding)
+}
+
+fn check_healthy(node: &TestNode, setup: &Setup) -> Result<()> {
+    let found = doctor(node, setup)?;
+    let is_healthy = found.findings.iter().all(|(_, severity)| severity == "info");
+    ensure!(is_healthy && found.exit_code == 0, "a healthy node: {}", found.text);
+    Ok(())
+}
+
+fn run(node: &TestNode, line: &str) -> Result<()> {
+    let directory = node.world.directory();
+    node.world.run(Host::Node1, &format!("DIR={}\n{line}", directory.display())).map(drop)
+}
+
+fn wait_for(node: &TestNode, setup: &Setup, is_expected: impl Fn(&Found) -> bool) -> Result<Found> {
+    let mut last = String::new();
+    let found = Deadline::after(TIMEOUT).try_poll(|| {
+        let found = doctor(node, setup)?;
+        last.clone_from(&found.text);
+        anyhow::Ok(is_expected(&found).then_some(found))
+    })?;
+    found.with_context(|| format!("the last report: {last}"))
+}
+
+fn doctor(node: &TestNode, setup: &Setup) -> Result<Found> {
+    let line = format!("{} doctor -o json --bpf-pin-dir $PINS; echo $?", setup.shunt.display());
+    // The shell ends at the first command that fails.
+    let output = node.world.run(Host::Node1, &format!("set +e\n{line}"))?;
+    let (text, exit_code) = output.trim_end().rsplit_once('\n').context("no report")?;
+    let report: serde_json::Value = serde_json::from_str(text).with_context(|| output.clone())?;
+    let findings = report["findings"].as_array().context("no findings")?;
+    let text_of = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let findings =
+        findings.iter().map(|finding| (text_of(&finding["id"]), text_of(&finding["severity"]))).collect();
+    Ok(Found { exit_code: exit_code.parse()?, findings, text: text.to_owned() })
+}
