@@ -27,7 +27,7 @@ pub(super) struct Facts {
 /// The daemon of this network namespace.
 #[derive(Clone, Debug)]
 pub(super) enum Daemon {
-    Running(NodeReport),
+    Running(Box<NodeReport>),
     /// None listens.
     NotRunning,
     /// One listens, but does not answer.

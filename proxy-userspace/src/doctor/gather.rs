@@ -78,8 +78,8 @@ fn ask_daemon(unread: &mut Unread) -> (Daemon, Vec<LeftOutRow>) {
             Err(ClientError::NotRunning(_)) => (Daemon::NotRunning, Vec::new()),
             Err(error) => (Daemon::Silent(with_causes(&error)), Vec::new()),
             // While no mode runs there is no list.
-            Ok(report) if report.mode.is_none() => (Daemon::Running(report), Vec::new()),
-            Ok(report) => (Daemon::Running(report), unread.or_default(left_out_ports().await)),
+            Ok(report) if report.mode.is_none() => (Daemon::Running(report.into()), Vec::new()),
+            Ok(report) => (Daemon::Running(report.into()), unread.or_default(left_out_ports().await)),
         }
     })
 }

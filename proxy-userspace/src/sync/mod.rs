@@ -311,7 +311,9 @@ impl SyncLoop {
         let extent = if is_full { SyncExtent::Full } else { SyncExtent::Partial };
         let rendered = self.render(extent, &dirty);
         let map_fill = self.renderer.map_fill();
-        map_fill.iter().for_each(|fill| self.outputs.metrics.set_map_fill(*fill));
+        for fill in &map_fill {
+            self.outputs.metrics.set_map_fill(*fill);
+        }
         self.outputs.status.set_map_fill(map_fill);
         left_out::report(self.renderer.left_out(), &self.outputs);
         displaced::report(self.renderer.displaced(), &self.outputs);

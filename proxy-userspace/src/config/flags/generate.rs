@@ -80,7 +80,7 @@ impl Generated {
 
 /// Writes `shunt.8`, and one page for each subcommand. All need root, so they are in section 8.
 fn write_man(command: Command, directory: &Path) -> io::Result<()> {
-    fs::create_dir_all(directory).map_err(|error| named(error, directory))?;
+    fs::create_dir_all(directory).map_err(|error| named(&error, directory))?;
     let mut command = command.disable_help_subcommand(true);
     command.build();
     let subcommands: Vec<Command> = command.get_subcommands().cloned().collect();
@@ -89,12 +89,12 @@ fn write_man(command: Command, directory: &Path) -> io::Result<()> {
         let mut page = Vec::new();
         Man::new(command).section("8").render(&mut page)?;
         let path = directory.join(OsString::from(format!("{name}.8")));
-        fs::write(&path, page).map_err(|error| named(error, &path))?;
+        fs::write(&path, page).map_err(|error| named(&error, &path))?;
     }
     Ok(())
 }
 
-fn named(error: io::Error, path: &Path) -> io::Error {
+fn named(error: &io::Error, path: &Path) -> io::Error {
     io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display()))
 }
 

@@ -30,7 +30,7 @@ fn report() -> NodeReport {
 fn healthy() -> Facts {
     let support = |mode| ModeSupport { mode, missing: Vec::new(), limits: Vec::new() };
     Facts {
-        daemon: Daemon::Running(report()),
+        daemon: Daemon::Running(report().into()),
         left_out_ports: Vec::new(),
         evaluation: Evaluation {
             modes: Mode::ALL.iter().map(|mode| support(*mode)).collect(),

@@ -82,15 +82,27 @@ pub(crate) fn doctor_finds_each_fault_and_none_on_a_healthy_node(setup: &Setup) 
             .with_context(|| format!("the end of {finding}"))?;
     }
     check_healthy(&node, setup)?;
+    let found = doctor(&node, setup, UNPRIVILEGED)?;
+    ensure!(has(&found, "DaemonSilent") && found.exit_code == 2, "without privileges: {found:?}");
+    if setup.mode == "ebpf" {
+        node.proxy.configure(&setup.mode, &serde_yaml_ng::from_str(NODE_SOCKETS)?)?;
+        wait_for(&node, setup, |found| has(found, "SocketsLeftAlone")).context(NODE_SOCKETS)?;
+    }
     node.cluster.down();
     wait_for(&node, setup, |found| has(found, "WatchFailing")).context("without an API server")?;
     node.proxy.stop()?;
-    let found = doctor(&node, setup)?;
+    let found = doctor(&node, setup, "")?;
     ensure!(has(&found, "DaemonNotRunning") && found.exit_code == 2, "without a daemon: {found:?}");
     let left = if setup.mode == "ebpf" { "PinsWithoutDaemon" } else { "OtherProxyRules" };
     ensure!(has(&found, left), "without a daemon: {found:?}");
+    let found = doctor(&node, setup, UNPRIVILEGED)?;
+    ensure!(has(&found, "NoModeWorks") && has(&found, "CheckFailed"), "without privileges: {found:?}");
     node.proxy.clean_up(&node.world)
 }
+
+/// Runs the command as a user who may do nothing.
+const UNPRIVILEGED: &str = "setpriv --reuid 65534 --clear-groups ";
+const NODE_SOCKETS: &str = "{shunt: {sockets: {scope: node}}}";
 
 /// What the command printed.
 #[derive(Debug)]
@@ -106,7 +118,7 @@ fn has(found: &Found, finding: &str) -> bool {
 }
 
 fn check_healthy(node: &TestNode, setup: &Setup) -> Result<()> {
-    let found = doctor(node, setup)?;
+    let found = doctor(node, setup, "")?;
     let is_healthy = found.findings.iter().all(|(_, severity)| severity == "info");
     ensure!(is_healthy && found.exit_code == 0, "a healthy node: {}", found.text);
     Ok(())
@@ -120,15 +132,16 @@ fn run(node: &TestNode, line: &str) -> Result<()> {
 fn wait_for(node: &TestNode, setup: &Setup, is_expected: impl Fn(&Found) -> bool) -> Result<Found> {
     let mut last = String::new();
     let found = Deadline::after(TIMEOUT).try_poll(|| {
-        let found = doctor(node, setup)?;
+        let found = doctor(node, setup, "")?;
         last.clone_from(&found.text);
         anyhow::Ok(is_expected(&found).then_some(found))
     })?;
     found.with_context(|| format!("the last report: {last}"))
 }
 
-fn doctor(node: &TestNode, setup: &Setup) -> Result<Found> {
-    let line = format!("{} doctor -o json --bpf-pin-dir $PINS; echo $?", setup.shunt.display());
+/// Runs the command, with words before it.
+fn doctor(node: &TestNode, setup: &Setup, before: &str) -> Result<Found> {
+    let line = format!("{before}{} doctor -o json --bpf-pin-dir $PINS; echo $?", setup.shunt.display());
     // The shell ends at the first command that fails.
     let output = node.world.run(Host::Node1, &format!("set +e\n{line}"))?;
     let (text, exit_code) = output.trim_end().rsplit_once('\n').context("no report")?;
