@@ -14,12 +14,13 @@ use crate::{
     world::Host,
 };
 
-/// Cases in which somebody else ends what shunt translates, with the reason. The explanation is about
-/// shunt, so it is not compared with flows that reach nobody, or not the endpoint, because of that.
-const ENDED_BY_OTHERS: &[(&str, &str)] = &[
+/// Cases that are not compared, with the reason. In most of them somebody else ends what shunt
+/// translates: the explanation is about shunt.
+const NOT_COMPARED: &[(&str, &str)] = &[
     ("closed-port-of-endpoint", "the endpoint refuses"),
     ("cluster-ip-of-a-link", "the owner of the link exempts its address from conntrack"),
     ("connection-mark-selects-the-uplink", "a route leads elsewhere"),
+    ("detect-local-interface-prefix-of-others", "an address does not say which link its pod has"),
     ("direct-path", "a firewall drops"),
     ("direct-path-and-filters-of-others", "a filter on the pod's link drops"),
     ("forward-policy-drop-legacy", "the policy of FORWARD drops"),
@@ -32,11 +33,11 @@ const ENDED_BY_OTHERS: &[(&str, &str)] = &[
     ("redirect-in-a-pod", "the pod redirects its own connections"),
 ];
 
-/// Returns the request for a flow of a case. `None` if it opens no connection, or if somebody else
-/// decides about it.
+/// Returns the request for a flow of a case. `None` if it opens no connection, or if its case is not
+/// compared.
 pub fn request(case: &Case, flow: &Flow) -> Option<ExplainRequest> {
     let Action::Connect(ConnectRequest { to, protocol, sources, .. }) = &flow.action else { return None };
-    if ENDED_BY_OTHERS.iter().any(|(name, _)| *name == case.name) {
+    if NOT_COMPARED.iter().any(|(name, _)| *name == case.name) {
         return None;
     }
     let own = || flow.from.addresses().into_iter().map(|own| own.addr());

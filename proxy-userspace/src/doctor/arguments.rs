@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 
-use crate::{inspect::Output, kernel::bpf::DEFAULT_PIN_DIR};
+use crate::{
+    inspect::{Output, output_argument},
+    kernel::bpf::DEFAULT_PIN_DIR,
+};
 
 /// `shunt doctor`.
 #[derive(Clone, Debug)]
@@ -24,15 +27,7 @@ pub fn command() -> Command {
              is nothing to mend, 1 if there are warnings, 2 if there are errors or the command line is wrong, and 3 if \
              the report cannot be written.",
         )
-        .arg(
-            Arg::new("output")
-                .short('o')
-                .long("output")
-                .value_name("FORMAT")
-                .value_parser(|text: &str| text.parse::<Output>())
-                .default_value("table")
-                .help("Format: table, json, yaml, or jsonpath=TEMPLATE"),
-        )
+        .arg(output_argument("Format: table, json, yaml, or jsonpath=TEMPLATE"))
         .arg(
             Arg::new("bpf-pin-dir")
                 .long("bpf-pin-dir")

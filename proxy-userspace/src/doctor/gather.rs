@@ -49,7 +49,7 @@ pub(super) fn facts(arguments: &DoctorArguments, launcher: &Launcher) -> Facts {
     let link_path = if daemon.report().is_some() {
         None
     } else {
-        // Of the mark bits only their number matters for a judgement, and the daemon has its own.
+        // Without a daemon its mark bits are not known: rules of others that use them are not found.
         let evidence = link_path::read(launcher, 0).map(Some);
         unread.or_default(evidence).map(|evidence| link_path::judge(&evidence))
     };

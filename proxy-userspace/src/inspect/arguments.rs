@@ -116,7 +116,7 @@ fn get() -> Command {
                 .long("namespace"),
         )
         .args(flow_filters())
-        .arg(output("Format: table, wide, json, yaml, or jsonpath=TEMPLATE"))
+        .arg(output_argument("Format: table, wide, json, yaml, or jsonpath=TEMPLATE"))
         .arg(
             Arg::new("watch")
                 .short('w')
@@ -185,7 +185,7 @@ fn explain() -> Command {
                 .action(ArgAction::SetTrue)
                 .help("The client is a process of this node outside --cgroup-root"),
         )
-        .arg(output("Format: table, json, yaml, or jsonpath=TEMPLATE"))
+        .arg(output_argument("Format: table, json, yaml, or jsonpath=TEMPLATE"))
         .args(offline())
 }
 
@@ -254,7 +254,8 @@ fn read_explain(matches: &ArgMatches) -> Option<ExplainArguments> {
     Some(ExplainArguments { request, offline, output: matches.get_one::<Output>("output")?.clone() })
 }
 
-fn output(help: &'static str) -> Arg {
+/// Returns the definition of `--output`.
+pub fn output_argument(help: &'static str) -> Arg {
     Arg::new("output")
         .short('o')
         .long("output")

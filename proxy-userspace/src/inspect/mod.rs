@@ -16,7 +16,7 @@ mod rows;
 mod server;
 
 pub use self::{
-    arguments::{ExplainArguments, GetArguments, OfflineNode, Verb},
+    arguments::{ExplainArguments, GetArguments, OfflineNode, Verb, output_argument},
     client::{Client, ClientError, ExplainRequest},
     flows::FlowFilter,
     gather::Filter,
