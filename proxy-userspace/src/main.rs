@@ -34,18 +34,24 @@ fn main() -> ExitCode {
         Ok(flags) => flags,
         Err(error) => error.exit(),
     };
+    run_subcommand(&flags).unwrap_or_else(|| run_proxy(flags))
+}
+
+/// Runs the subcommand. `None` if there is none.
+fn run_subcommand(flags: &Flags) -> Option<ExitCode> {
     if let Some(output) = flags.probe {
-        return run::probe(output);
+        Some(run::probe(output))
+    } else if let Some(verb) = &flags.verb {
+        Some(run::verb(verb))
+    } else if let Some(arguments) = &flags.doctor {
+        Some(run::doctor(arguments))
+    } else {
+        flags.generated.as_ref().map(run::generate)
     }
-    if let Some(verb) = flags.verb {
-        return run::verb(verb);
-    }
-    if let Some(arguments) = flags.doctor {
-        return run::doctor(&arguments);
-    }
-    if let Some(generated) = flags.generated {
-        return run::generate(&generated);
-    }
+}
+
+/// Runs the proxy, or one of its tasks after which it exits.
+fn run_proxy(flags: Flags) -> ExitCode {
     let once = flags.clone();
     let shutdown = CancellationToken::new();
     let runtime = match once.runs().then(|| start_runtime(&shutdown)).transpose() {

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     causes::with_causes,
     dataplane::modes_with_rules,
-    inspect::{Client, ClientError, LeftOutRow, Resource},
+    inspect::{Client, ClientError, Filter, LeftOutRow, Resource},
     kernel::{
         self, KernelError,
         bpf::PinDir,
@@ -86,7 +86,7 @@ fn ask_daemon(unread: &mut Unread) -> (Daemon, Vec<LeftOutRow>) {
 
 async fn left_out_ports() -> Result<Vec<LeftOutRow>, ClientError> {
     let mut rows = Vec::new();
-    Client::connect().await?.list(Resource::LeftOut, None, None, |row| rows.push(row)).await?;
+    Client::connect().await?.list(Resource::LeftOut, &Filter::default(), |row| rows.push(row)).await?;
     Ok(rows)
 }
 

@@ -148,7 +148,7 @@ impl Client {
     async fn one<T: DeserializeOwned>(
         &mut self,
         path: &str,
-        query: &impl serde::Serialize,
+        query: &impl Serialize,
     ) -> Result<T, ClientError> {
         let mut body = self.get(path, query).await?;
         let mut text = Vec::new();

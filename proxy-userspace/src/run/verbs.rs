@@ -24,13 +24,13 @@ const WRONG_USAGE: u8 = 2;
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
 
 /// Runs a verb to its end.
-pub(crate) fn verb(verb: Verb) -> ExitCode {
+pub(crate) fn verb(verb: &Verb) -> ExitCode {
     let done =
         runtime::Builder::new_current_thread().enable_all().build().map_err(Into::into).and_then(|runtime| {
             runtime.block_on(async {
                 match verb {
-                    Verb::Get(arguments) => get(&arguments).await,
-                    Verb::Explain(arguments) => explain(&arguments).await,
+                    Verb::Get(arguments) => get(arguments).await,
+                    Verb::Explain(arguments) => explain(arguments).await,
                 }
             })
         });
