@@ -1,5 +1,7 @@
 //! Decides about a connection to a service port: source ranges, policy, endpoints and masquerading.
 
+use std::sync::Arc;
+
 use super::{
     EndpointChoice, Explanation, Location, Masquerade, Policy, Situation, Source, SourceRanges, Verdict,
     client::Whereabouts, hook::Seen,
@@ -8,7 +10,7 @@ use crate::{
     dataplane::ebpf::{leaves_pods_to_links, masquerades},
     mode::Mode,
     model::{
-        Exclusion, FrontendKind, IpFamily, KnownEndpoint, NoEndpointVerdict, Owner, ResolvedEndpoint,
+        Exclusion, FrontendKind, Hints, IpFamily, KnownEndpoint, NoEndpointVerdict, Owner, ResolvedEndpoint,
         TrafficPolicy,
     },
 };
@@ -179,7 +181,7 @@ impl Connection<'_> {
 
 /// Says why a policy leaves an endpoint out.
 pub fn why_not_in_list(endpoint: &KnownEndpoint, policy: TrafficPolicy) -> String {
-    let hints = |of: fn(&crate::model::Hints) -> &[std::sync::Arc<str>]| {
+    let hints = |of: fn(&Hints) -> &[Arc<str>]| {
         endpoint.hints.as_deref().map(|hints| of(hints).join(", ")).unwrap_or_default()
     };
     match endpoint.exclusion(policy) {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::model::{
-    Delta, ServiceType, TrafficPolicy, WatchEvent,
+    Delta, ModelSettings, Node, Service, ServiceType, TrafficPolicy, WatchEvent,
     testing::{cidrs, endpoint, facts, ip, node, port_number, service, settings, slice},
 };
 
@@ -11,11 +11,11 @@ const OUTSIDE: &str = "192.0.2.50";
 
 /// A node with the Service `shop/web`: cluster IP 10.96.0.1 and node port 30080, policy Local, one
 /// endpoint here and one elsewhere.
-fn model(change: impl FnOnce(&mut crate::model::Service)) -> Model {
-    let settings = crate::model::ModelSettings { cluster_cidrs: cidrs(&["10.244.0.0/16"]), ..settings() };
+fn model(change: impl FnOnce(&mut Service)) -> Model {
+    let settings = ModelSettings { cluster_cidrs: cidrs(&["10.244.0.0/16"]), ..settings() };
     let mut model = Model::new(settings);
     model.set_node_facts(facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.0.2.11/24")]));
-    let own = crate::model::Node { pod_cidrs: cidrs(&["10.244.1.0/24"]), ..node("n1") };
+    let own = Node { pod_cidrs: cidrs(&["10.244.1.0/24"]), ..node("n1") };
     model.apply(WatchEvent::Nodes(Delta::Replace(vec![own])));
     let mut web = service("shop/web", "10.96.0.1");
     web.service_type = ServiceType::NodePort;

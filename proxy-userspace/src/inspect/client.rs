@@ -40,8 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub enum ClientError {
     /// No daemon listens.
     #[error(
-        "no shunt runs in this network namespace, or it is older than 0.2: run the command on the node, or in its pod \
-         with kubectl exec"
+        "no shunt runs in this network namespace: run the command on the node, or in the pod of shunt with kubectl exec"
     )]
     NotRunning(#[source] io::Error),
     /// Another process has the name of the socket.

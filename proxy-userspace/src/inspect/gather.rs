@@ -1,6 +1,6 @@
 //! Makes rows of what the sync loop knows. Pure.
 
-use std::{collections::HashMap, ops::Bound};
+use std::{collections::HashMap, net::SocketAddr, ops::Bound, sync::Arc};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -12,8 +12,8 @@ use crate::{
     dataplane::{Mode, ServiceCount},
     explain::why_not_in_list,
     model::{
-        Framing, IpFamily, KnownEndpoint, LinkPath, Name, NamespacedName, Protocol, ServicePortKey,
-        ServicePortName, TrafficPolicy, UnixNanos,
+        self, Framing, Frontend, IpFamily, KnownEndpoint, LinkPath, Name, NamespacedName, Protocol,
+        ServedLink, ServicePortKey, ServicePortName, TrafficPolicy, UnixNanos,
     },
     sync::Inspected,
 };
@@ -146,11 +146,10 @@ pub(super) fn endpoints(inspected: &Inspected<'_>, key: &ServicePortKey) -> Vec<
 
 fn endpoint(key: &ServicePortKey, known: &KnownEndpoint) -> EndpointRow {
     let (zones, nodes) = known.hints.as_deref().map_or((Vec::new(), Vec::new()), |hints| {
-        let texts =
-            |names: &[std::sync::Arc<str>]| names.iter().map(|name| name.as_ref().to_owned()).collect();
+        let texts = |names: &[Arc<str>]| names.iter().map(|name| name.as_ref().to_owned()).collect();
         (texts(&hints.zones), texts(&hints.nodes))
     });
-    let crate::model::Conditions { ready, serving, terminating } = known.conditions;
+    let model::Conditions { ready, serving, terminating } = known.conditions;
     let why = |policy| known.exclusion(policy).map(|_| why_not_in_list(known, policy));
     EndpointRow {
         port: port_name(key),
@@ -175,7 +174,7 @@ pub(super) fn links(inspected: &Inspected<'_>) -> Vec<LinkRow> {
         LinkPath::Programs | LinkPath::Direct { .. } => "programs",
         LinkPath::Netfilter { .. } => "netfilter",
     };
-    let row = |(index, link): (&u32, &crate::model::ServedLink)| LinkRow {
+    let row = |(index, link): (&u32, &ServedLink)| LinkRow {
         name: link.name.as_ref().to_owned(),
         index: *index,
         header: match link.framing {
@@ -218,11 +217,11 @@ fn port_name(key: &ServicePortKey) -> NamedPort {
     }
 }
 
-impl From<&crate::model::Frontend> for ServedAddress {
-    fn from(frontend: &crate::model::Frontend) -> Self {
+impl From<&Frontend> for ServedAddress {
+    fn from(frontend: &Frontend) -> Self {
         let port = frontend.port;
         let address = match frontend.address {
-            Some(address) => std::net::SocketAddr::new(address, port.get()).to_string(),
+            Some(address) => SocketAddr::new(address, port.get()).to_string(),
             None => format!("*:{port}"),
         };
         Self { kind: frontend.kind.name().to_owned(), address }

@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use futures::{Stream, TryStreamExt as _, stream};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -76,9 +76,9 @@ async fn list(
         Resource::Services => {
             let (counted, counts_failures) = node.metrics.service_counts();
             let counts = Arc::new(ServiceCounts::new(counted, counts_failures));
-            parts(inspector, filter, move |inspected, key| gather::service(inspected, key, &counts))
+            parts(inspector, filter, move |inspected, key| gather::service(inspected, key, &counts)).await
         }
-        Resource::Endpoints => parts(inspector, filter, gather::endpoints),
+        Resource::Endpoints => parts(inspector, filter, gather::endpoints).await,
         Resource::Flows => StatusCode::NOT_FOUND.into_response(),
         Resource::Links => whole(inspector.read(gather::links).await),
         Resource::Exempt => whole(inspector.read(gather::exempt).await),
@@ -115,34 +115,36 @@ fn whole<T: Row>(rows: Result<Vec<T>, NoAnswer>) -> Response {
 }
 
 /// Answers with a list that is read in parts. A change of the kernel waits for one part at most.
-fn parts<T: Row>(
+async fn parts<T: Row>(
     inspector: Inspector,
     filter: Filter,
     rows_of: impl Fn(&Inspected<'_>, &ServicePortKey) -> Vec<T> + Clone + Send + Sync + 'static,
 ) -> Response {
-    let read = move |after: Position| {
+    let read = move |after: Option<ServicePortKey>| {
         let (inspector, filter, rows_of) = (inspector.clone(), filter.clone(), rows_of.clone());
         async move {
-            let after = match after {
-                Position::End => return Ok(None),
-                Position::Begin => None,
-                Position::Behind(key) => Some(key),
-            };
             let reader = move |inspected: &Inspected<'_>| {
                 gather::part(inspected, &filter, after.as_ref(), |inspected, key| rows_of(inspected, key))
             };
-            let (rows, last): Part<T> = inspector.read(reader).await.map_err(io::Error::other)?;
-            Ok(Some((lines(&rows), last.map_or(Position::End, Position::Behind))))
+            let (rows, last): Part<T> = inspector.read(reader).await?;
+            Ok::<_, NoAnswer>((lines(&rows), last))
         }
     };
-    answer_with(stream::try_unfold(Position::Begin, read))
-}
-
-/// How far a list is read.
-enum Position {
-    Begin,
-    Behind(ServicePortKey),
-    End,
+    // Before the answer begins, so that an error is an answer of its own.
+    let (first, last) = match read(None).await {
+        Ok(part) => part,
+        Err(error) => return error.into_response(),
+    };
+    let others = stream::try_unfold(last, move |last| {
+        let part = last.map(|last| read(Some(last)));
+        async move {
+            match part {
+                Some(part) => part.await.map(Some).map_err(io::Error::other),
+                None => Ok(None),
+            }
+        }
+    });
+    answer_with(stream::once(async { Ok(first) }).chain(others))
 }
 
 fn answer_with(parts: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response {
@@ -204,5 +206,32 @@ async fn explained(State(node): State<NodeInspector>, Query(query): Query<Explai
         Ok(Some(explanation)) => Json(explanation).into_response(),
         Ok(None) => NoAnswer::NotRunning.into_response(),
         Err(error) => error.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{body::to_bytes, http::Request};
+    use tower::ServiceExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn while_no_loop_runs_each_answer_says_so() {
+        let node = NodeInspector {
+            inspector: Inspector::default(),
+            metrics: Metrics::default(),
+            status: Status::default(),
+            health: ProxyHealth::new(std::time::Duration::from_secs(1)),
+            pin_directory: PathBuf::new(),
+        };
+        let explain = "explain?from=node&client=auto&to=10.0.0.1:80&protocol=TCP&outsideCgroup=false";
+        for path in ["get/services", "get/endpoints", "get/flows", "get/links", "get/left-out", explain] {
+            let request = Request::get(format!("/v1/{path}")).body(Body::empty()).expect("a request");
+            let answer = routes(node.clone()).oneshot(request).await.expect("an answer");
+            assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
+            let body = to_bytes(answer.into_body(), 1000).await.expect("a short body");
+            assert_eq!(body, NoAnswer::NotRunning.to_string(), "{path}");
+        }
     }
 }

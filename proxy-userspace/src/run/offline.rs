@@ -1,5 +1,7 @@
 //! `shunt explain --manifests`: explains without a daemon and without a kernel.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use anyhow::{Context as _, bail};
 use proxy_userspace::{
     config::{Config, Environment, Flags},
@@ -69,7 +71,7 @@ async fn read(node: &OfflineNode, model: &mut Model) -> anyhow::Result<()> {
 fn facts(model: &Model) -> NodeFacts {
     let of_node =
         model.node().into_iter().flat_map(|node| &node.addresses).map(|(_, address)| (LINK, *address));
-    let loopback = [std::net::Ipv4Addr::LOCALHOST.into(), std::net::Ipv6Addr::LOCALHOST.into()];
+    let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     let all = of_node.chain(loopback.map(|address| ("lo", address)));
     let mut addresses: Vec<LinkAddress> = all
         .map(|(link, address)| {

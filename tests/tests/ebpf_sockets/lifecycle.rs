@@ -6,6 +6,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     path::PathBuf,
+    process,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -339,7 +340,8 @@ fn link_of_another_cgroup_is_replaced_by_the_next_resync() {
 fn second_process_is_refused_while_one_uses_the_maps() {
     let mut bench = Bench::new();
     let error = Ebpf::new(&bench.settings).err().expect("in use").to_string();
-    assert!(error.contains("another shunt uses"), "{error}");
+    let expected = format!("another shunt (process {}) uses", process::id());
+    assert!(error.contains(&expected), "{error}");
     bench.restart();
     assert_eq!(bench.sync(&Dirty::everything()), 1, "when the first has ended it takes over");
 }
