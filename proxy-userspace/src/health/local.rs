@@ -21,8 +21,14 @@ use super::{
     server::{self, Accept, SERVER},
 };
 
-/// Accepts connections of processes with the user ID 0 or with that of this process. An abstract
-/// socket has no permissions. In another user namespace, 0 is another number here.
+/// Returns true for the user ID 0 and for that of this process. An abstract socket has no
+/// permissions, so both sides check the other one. In another user namespace, 0 is another number
+/// here.
+pub(crate) fn is_trusted(user: u32) -> bool {
+    user == 0 || user == Uid::effective().as_raw()
+}
+
+/// Accepts connections of processes whose user is trusted.
 struct OfAdministrators(UnixListener);
 
 impl Accept for OfAdministrators {
@@ -31,8 +37,7 @@ impl Accept for OfAdministrators {
     async fn accept(&mut self) -> io::Result<UnixStream> {
         loop {
             let (stream, _) = self.0.accept().await?;
-            let user = stream.peer_cred().map(|peer| peer.uid());
-            if user.is_ok_and(|user| user == 0 || user == Uid::effective().as_raw()) {
+            if stream.peer_cred().is_ok_and(|peer| is_trusted(peer.uid())) {
                 return Ok(stream);
             }
         }

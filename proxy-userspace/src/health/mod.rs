@@ -22,6 +22,7 @@ use std::{io, net::SocketAddr};
 
 pub use introspection::{Debugging, Introspection, introspection_routes};
 pub use listen::{bind, serve};
+pub(crate) use local::is_trusted;
 pub use local::serve_local;
 pub use node_report::{NodeReport, ReportedMap};
 pub use proxy_health::{NodeObject, ProxyHealth};

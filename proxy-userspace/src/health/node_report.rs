@@ -20,7 +20,7 @@ pub struct NodeReport {
     pub backstop: Option<String>,
     /// Why netfilter translates on links, if it does instead of programs.
     pub netfilter_on_links: Option<String>,
-    /// Why not all sockets are served by programs, if that is so.
+    /// Why programs do not serve all sockets. `None` if they do.
     pub sockets_left_alone: Option<String>,
     /// Links that are not served.
     pub left_out_links: Vec<String>,

@@ -18,7 +18,6 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use memchr::memchr;
-use nix::unistd::Uid;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{net::UnixStream, time::timeout};
 
@@ -28,7 +27,7 @@ use super::{
 };
 use crate::{
     explain::{Client as ExplainedClient, Explanation, Question},
-    health::NodeReport,
+    health::{NodeReport, is_trusted},
     model::Protocol,
 };
 
@@ -102,7 +101,7 @@ impl Client {
     pub async fn connect() -> Result<Self, ClientError> {
         let stream = connect().map_err(ClientError::NotRunning)?;
         let user = stream.peer_cred().map_err(ClientError::NotRunning)?.uid();
-        if user != 0 && user != Uid::effective().as_raw() {
+        if !is_trusted(user) {
             return Err(ClientError::Impostor(user));
         }
         let (sender, connection) =

@@ -35,7 +35,7 @@ enum Part {
     Path(JsonPath),
 }
 
-/// `-o` has a value that is none.
+/// The value of `-o` is not a format.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidOutput {
     /// No format has this name.

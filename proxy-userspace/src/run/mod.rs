@@ -237,8 +237,9 @@ fn raise_file_limit() {
 const NOT_FORWARDING: &str = "net.ipv4.ip_forward is 0: this node does not forward IPv4 packets, so clients \
      outside the node cannot reach its pods; the pod network usually sets it to 1";
 
-/// Sets kernel settings of the node, and the limit of open files of this process. A setting that cannot be changed is logged and does not stop
-/// the start: containers often have a read-only `/proc/sys`.
+/// Sets kernel settings of the node, and the limit of open files of this process. A setting that
+/// cannot be changed is logged and does not stop the start: containers often have a read-only
+/// `/proc/sys`.
 fn set_up_node(config: &Config, events: &NodeEvents) {
     raise_file_limit();
     let errors: Vec<String> = node::set_up(&config.node).iter().map(|error| with_causes(error)).collect();

@@ -77,7 +77,7 @@ impl Config {
 /// Resolves all settings. If the mode is `auto`, uses the sections and defaults of the mode `auto`.
 fn resolve(mut settings: Settings, environment: &Environment, auto: Mode) -> Result<Config, ConfigError> {
     let name = settings.text("mode").unwrap_or("auto");
-    let (mode_is_auto, mode) = (name == "auto", Mode::ALL.into_iter().find(|mode| mode.name() == name));
+    let (mode_is_auto, mode) = (name == "auto", Mode::from_name(name));
     // An unknown name was rejected when it was read.
     let mode = mode.unwrap_or(auto);
     let (min_sync_period, sync_period) = sync_periods(&mut settings, mode);

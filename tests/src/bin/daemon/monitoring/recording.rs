@@ -43,7 +43,7 @@ pub(crate) fn record(setup: &Setup, file: &Path) -> Result<()> {
 }
 
 fn json_of(series: &Series) -> Value {
-    // A number that is none becomes null in JSON.
+    // JSON has no NaN: it becomes null.
     let points = series.points().into_iter().filter(|(_, value)| value.is_finite());
     json!({"labels": series.metric, "points": points.collect::<Vec<_>>()})
 }
