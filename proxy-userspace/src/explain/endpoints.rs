@@ -147,6 +147,7 @@ impl Connection<'_> {
         let source = if is_node || masquerade || is_hairpin { Source::Node } else { Source::Client };
         EndpointChoice {
             address: endpoint.address,
+            pod: endpoint.pod.as_deref().map(ToOwned::to_owned),
             node: endpoint.node_name.as_deref().map(ToOwned::to_owned),
             local: endpoint.is_local,
             chosen,

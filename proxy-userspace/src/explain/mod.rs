@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     mode::Mode,
-    model::{IpFamily, Model, Owner, Protocol},
+    model::{IpFamily, Model, NamespacedName, Owner, Protocol},
 };
 
 /// A connection, or a datagram that begins a flow.
@@ -117,6 +117,9 @@ pub enum Source {
 pub struct Explanation {
     /// The address of the client. `None` for the node itself.
     pub client: Option<IpAddr>,
+    /// The client's pod, as far as it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_pod: Option<PodOf>,
     /// Where the client is.
     pub location: Location,
     /// Why it counts as that.
@@ -145,6 +148,21 @@ pub struct Explanation {
     pub verdict: Verdict,
     /// Why.
     pub reason: String,
+}
+
+/// A pod. Known are those that are endpoints of a Service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodOf {
+    /// The namespace.
+    pub namespace: String,
+    /// The name of the pod.
+    pub name: String,
+}
+
+impl From<NamespacedName> for PodOf {
+    fn from(NamespacedName { namespace, name }: NamespacedName) -> Self {
+        Self { namespace: namespace.to_string(), name: name.to_string() }
+    }
 }
 
 /// A service port, and the kind of address at which the client reaches it.
@@ -199,6 +217,9 @@ pub struct Masquerade {
 pub struct EndpointChoice {
     /// Address and port.
     pub address: SocketAddr,
+    /// The name of its pod, in the namespace of the Service.
+    #[serde(default)]
+    pub pod: Option<String>,
     /// The node.
     pub node: Option<String>,
     /// It is on this node.
@@ -218,6 +239,7 @@ pub fn explain(situation: Situation<'_>, question: &Question) -> Explanation {
     let family = IpFamily::of(question.destination.ip());
     let mut answer = Explanation {
         client: whereabouts.address,
+        client_pod: whereabouts.address.and_then(|address| pod_at(situation.model, address)),
         location: whereabouts.location,
         location_reason: whereabouts.reason.clone(),
         destination: question.destination,
@@ -251,6 +273,10 @@ pub fn explain(situation: Situation<'_>, question: &Question) -> Explanation {
         }
     }
     answer
+}
+
+fn pod_at(model: &Model, address: IpAddr) -> Option<PodOf> {
+    model.pods_at(&[address].into()).into_values().next().map(PodOf::from)
 }
 
 fn service_of(Owner { key, kind, .. }: Owner<'_>) -> ServiceOf {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::model::{
-    Delta, ModelSettings, Node, Service, ServiceType, TrafficPolicy, WatchEvent,
+    Delta, EndpointSlice, ModelSettings, Node, Service, ServiceType, TrafficPolicy, WatchEvent,
     testing::{cidrs, endpoint, facts, ip, node, port_number, service, settings, slice},
 };
 
@@ -24,7 +24,9 @@ fn model(change: impl FnOnce(&mut Service)) -> Model {
     change(&mut web);
     model.apply(WatchEvent::Services(Delta::Replace(vec![web])));
     let endpoints = vec![endpoint("10.244.1.8").on("n1"), endpoint("10.244.2.9").on("n2")];
-    model.apply(WatchEvent::EndpointSlices(Delta::Replace(vec![slice("shop/web-1", "web", endpoints)])));
+    let pods = ["web-abc", "web-def"].map(|pod| Some(pod.into())).into_iter().collect();
+    let slice = EndpointSlice { pods, ..slice("shop/web-1", "web", endpoints) };
+    model.apply(WatchEvent::EndpointSlices(Delta::Replace(vec![slice])));
     model.resolve();
     model
 }
@@ -74,6 +76,17 @@ fn a_pod_that_reaches_itself_through_rules_sees_the_node() {
     let explained = ask(&model, Mode::Nftables, Client::Address(ip("10.244.1.8")), "10.96.0.1:80");
     let sources: Vec<_> = chosen(&explained).into_iter().map(|(_, source)| source).collect();
     assert_eq!(sources, [Some(Source::Node), Some(Source::Client)]);
+}
+
+#[test]
+fn pods_are_named() {
+    let model = model(|_| ());
+    let explained = ask(&model, Mode::Ebpf, Client::Address(ip("10.244.1.8")), "10.96.0.1:80");
+    let pod = PodOf { namespace: "shop".to_owned(), name: "web-abc".to_owned() };
+    assert_eq!(explained.client_pod, Some(pod));
+    let names: Vec<_> = explained.endpoints.iter().filter_map(|endpoint| endpoint.pod.as_deref()).collect();
+    assert_eq!(names, ["web-abc", "web-def"]);
+    assert!(explained.to_string().contains("10.244.1.8, shop/web-abc, a pod of this node"), "{explained}");
 }
 
 #[test]

@@ -40,7 +40,9 @@ impl Explanation {
             Location::Outside => "outside this node",
         };
         let address = self.client.map(|address| format!("{address}, ")).unwrap_or_default();
-        format!("{address}{location} ({})", self.location_reason)
+        let pod = self.client_pod.as_ref();
+        let pod = pod.map(|pod| format!("{}/{}, ", pod.namespace, pod.name)).unwrap_or_default();
+        format!("{address}{pod}{location} ({})", self.location_reason)
     }
 }
 
@@ -69,13 +71,14 @@ impl Masquerade {
 impl EndpointChoice {
     fn text(&self) -> String {
         let node = self.node.as_deref().unwrap_or("no node");
+        let pod = self.pod.as_ref().map(|pod| format!("{pod}, ")).unwrap_or_default();
         let here = if self.local { ", this node" } else { "" };
         match (&self.reason, self.source) {
-            (Some(reason), _) => format!("- {} ({node}{here}): {reason}", self.address),
+            (Some(reason), _) => format!("- {} ({pod}{node}{here}): {reason}", self.address),
             (None, Some(Source::Node)) => {
-                format!("+ {} ({node}{here}) sees an address of this node", self.address)
+                format!("+ {} ({pod}{node}{here}) sees an address of this node", self.address)
             }
-            (None, _) => format!("+ {} ({node}{here}) sees the client's address", self.address),
+            (None, _) => format!("+ {} ({pod}{node}{here}) sees the client's address", self.address),
         }
     }
 }

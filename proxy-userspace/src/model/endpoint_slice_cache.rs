@@ -4,15 +4,15 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     mem,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use smallvec::SmallVec;
 
 use super::{
-    AddressType, Delta, EndpointSlice, Hints, IpFamily, Name, NamespacedName, ServicePortKey, SliceEndpoint,
-    SlicePort, UnixNanos, intern::Interner,
+    AddressType, Delta, EndpointSlice, Hints, IpFamily, Name, NamespacedName, PodNames, ServicePortKey,
+    SliceEndpoint, SlicePort, UnixNanos, intern::Interner,
 };
 
 /// Upstream's `EndpointSliceCache`, with the trigger times of `EndpointsChangeTracker`.
@@ -22,9 +22,7 @@ pub(super) struct EndpointSliceCache {
     /// The names of each Service's slices, sorted. They are in its namespace. Most Services have one
     /// slice.
     by_service: HashMap<NamespacedName, SmallVec<[Name; 1]>>,
-    hints: Interner<Hints>,
-    /// Most slices have the same ports as many others.
-    ports: Interner<[SlicePort]>,
+    shared: SharedValues,
     /// The number of endpoints in all slices.
     pub(super) endpoint_count: usize,
     /// The first complete list came. Changes before it are not part of the programming latency.
@@ -34,15 +32,44 @@ pub(super) struct EndpointSliceCache {
     trigger_times: BTreeMap<NamespacedName, Vec<UnixNanos>>,
 }
 
+/// Values that many slices and endpoints repeat.
+#[derive(Debug, Default)]
+struct SharedValues {
+    hints: Interner<Hints>,
+    placements: Interner<Placement>,
+    ports: Interner<[SlicePort]>,
+}
+
 /// A slice with addresses of one family that belongs to a Service.
 #[derive(Debug, PartialEq, Eq)]
 struct CachedSlice {
     service: Name,
     family: IpFamily,
     /// The endpoints with an address of the family.
-    endpoints: Box<[SliceEndpoint]>,
+    endpoints: Box<[CachedEndpoint]>,
+    /// Their pods.
+    pods: PodNames,
     /// The ports with a number.
     ports: Arc<[SlicePort]>,
+}
+
+/// An endpoint of a slice. There are many, so it is small.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct CachedEndpoint {
+    pub(super) address: IpAddr,
+    pub(super) ready: bool,
+    pub(super) serving: bool,
+    pub(super) terminating: bool,
+    pub(super) placement: Arc<Placement>,
+}
+
+const _: () = assert!(size_of::<CachedEndpoint>() == 32, "120,000 endpoints are to take 4 MB");
+
+/// Where an endpoint is, and for whom. Equal endpoints share one copy.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Placement {
+    pub(super) node_name: Option<Arc<str>>,
+    pub(super) hints: Option<Arc<Hints>>,
 }
 
 /// An endpoint of one service port: upstream's `BaseEndpointInfo`.
@@ -50,7 +77,17 @@ struct CachedSlice {
 pub(super) struct EndpointInfo<'a> {
     pub(super) address: SocketAddr,
     pub(super) is_local: bool,
-    pub(super) endpoint: &'a SliceEndpoint,
+    pub(super) endpoint: &'a CachedEndpoint,
+    slice: &'a CachedSlice,
+    /// The index of the endpoint in the slice.
+    index: usize,
+}
+
+impl EndpointInfo<'_> {
+    /// Returns the name of the pod, which is in the namespace of the Service.
+    pub(super) fn pod(&self) -> Option<Name> {
+        self.slice.pods.get(self.index)
+    }
 }
 
 impl EndpointSliceCache {
@@ -81,8 +118,8 @@ impl EndpointSliceCache {
 
     /// Returns the Services that have an endpoint with hints.
     pub(super) fn services_with_hints(&self) -> impl Iterator<Item = NamespacedName> {
-        let hinted =
-            self.slices.iter().filter(|(_, slice)| slice.endpoints.iter().any(|e| e.hints.is_some()));
+        let is_hinted = |endpoint: &CachedEndpoint| endpoint.placement.hints.is_some();
+        let hinted = self.slices.iter().filter(move |(_, slice)| slice.endpoints.iter().any(is_hinted));
         hinted.map(|(name, slice)| slice.service_name(name))
     }
 
@@ -94,19 +131,19 @@ impl EndpointSliceCache {
     /// endpoint replaces an earlier one unless it is terminating. shunt sorts slices by name.
     /// Upstream's order is random.
     pub(super) fn endpoints(&self, key: &ServicePortKey, node_name: &str) -> Vec<EndpointInfo<'_>> {
-        let is_local = |endpoint: &SliceEndpoint| {
-            !node_name.is_empty() && endpoint.node_name.as_deref() == Some(node_name)
+        let is_local = |endpoint: &CachedEndpoint| {
+            !node_name.is_empty() && endpoint.placement.node_name.as_deref() == Some(node_name)
         };
         let mut endpoints = Vec::new();
         for slice in self.slices_of(&key.name.service).filter(|slice| slice.family == key.family) {
             let is_port =
                 |port: &&SlicePort| port.protocol == key.name.protocol && port.name == key.name.port;
             for port in slice.ports.iter().filter(is_port).filter_map(|port| port.port) {
-                let addressed = slice.endpoints.iter().filter_map(|endpoint| {
-                    let address = SocketAddr::new(endpoint.address?, port.get());
-                    Some(EndpointInfo { address, is_local: is_local(endpoint), endpoint })
+                let with_port = slice.endpoints.iter().enumerate().map(|(index, endpoint)| {
+                    let address = SocketAddr::new(endpoint.address, port.get());
+                    EndpointInfo { address, is_local: is_local(endpoint), endpoint, slice, index }
                 });
-                endpoints.extend(addressed);
+                endpoints.extend(with_port);
             }
         }
         // Stable: the order of slices decides between endpoints with the same address.
@@ -121,6 +158,11 @@ impl EndpointSliceCache {
         endpoints
     }
 
+    /// Returns the namespace, the endpoints and the pods of each slice.
+    pub(super) fn pods(&self) -> impl Iterator<Item = (&Name, &[CachedEndpoint], &PodNames)> {
+        self.slices.iter().map(|(name, slice)| (&name.namespace, &*slice.endpoints, &slice.pods))
+    }
+
     fn slices_of(&self, service: &NamespacedName) -> impl Iterator<Item = &CachedSlice> {
         let namespace = service.namespace.clone();
         let names = self.by_service.get(service).into_iter().flatten();
@@ -133,7 +175,7 @@ impl EndpointSliceCache {
         let mut name = slice.name.clone();
         name.namespace.share(strings);
         let trigger_time = slice.last_change_trigger_time;
-        let slice = CachedSlice::new(slice, strings, &mut self.hints, &mut self.ports);
+        let slice = CachedSlice::new(slice, strings, &mut self.shared);
         self.set(name, slice, trigger_time);
     }
 
@@ -197,37 +239,46 @@ impl EndpointSliceCache {
 
 impl CachedSlice {
     /// Reduces a slice. None if it has no Service, or host names as addresses.
-    fn new(
-        slice: EndpointSlice,
-        strings: &mut Interner<str>,
-        hints: &mut Interner<Hints>,
-        port_sets: &mut Interner<[SlicePort]>,
-    ) -> Option<Self> {
+    fn new(slice: EndpointSlice, strings: &mut Interner<str>, shared: &mut SharedValues) -> Option<Self> {
         let mut service = slice.service.filter(|service| !service.is_empty())?;
         let family = match slice.address_type {
             AddressType::Ipv4 => IpFamily::V4,
             AddressType::Ipv6 => IpFamily::V6,
             AddressType::Fqdn => return None,
         };
-        let reduce_endpoint = |mut endpoint: SliceEndpoint| {
-            let address = endpoint.address?.to_canonical();
-            endpoint.address = Some(address);
-            endpoint.node_name.iter_mut().for_each(|name| strings.share(name));
-            endpoint.hints.iter_mut().for_each(|names| hints.share(names));
-            (IpFamily::of(address) == family).then_some(endpoint)
+        let is_kept = |endpoint: &SliceEndpoint| {
+            endpoint.address.is_some_and(|address| IpFamily::of(address.to_canonical()) == family)
         };
-        let endpoints = slice.endpoints.into_iter().filter_map(reduce_endpoint).collect();
+        let pods = if slice.endpoints.iter().all(is_kept) {
+            slice.pods
+        } else {
+            let pods = slice.endpoints.iter().zip(slice.pods.iter());
+            pods.filter_map(|(endpoint, pod)| is_kept(endpoint).then_some(pod)).collect()
+        };
+        let kept = slice.endpoints.into_iter().filter(is_kept);
+        let endpoints = kept.filter_map(|endpoint| CachedEndpoint::new(endpoint, strings, shared)).collect();
         let share_name = |mut port: SlicePort| {
             port.name.share(strings);
             port
         };
         let ports = slice.ports.into_iter().filter(|port| port.port.is_some()).map(share_name).collect();
-        let ports = port_sets.intern(&ports);
+        let ports = shared.ports.intern(&ports);
         service.share(strings);
-        Some(Self { service, family, endpoints, ports })
+        Some(Self { service, family, endpoints, pods, ports })
     }
 
     fn service_name(&self, slice: &NamespacedName) -> NamespacedName {
         NamespacedName { namespace: slice.namespace.clone(), name: self.service.clone() }
+    }
+}
+
+impl CachedEndpoint {
+    /// Reduces an endpoint. None if it has no address.
+    fn new(endpoint: SliceEndpoint, strings: &mut Interner<str>, shared: &mut SharedValues) -> Option<Self> {
+        let SliceEndpoint { address, ready, serving, terminating, mut node_name, mut hints } = endpoint;
+        node_name.iter_mut().for_each(|name| strings.share(name));
+        hints.iter_mut().for_each(|hints| shared.hints.share(hints));
+        let placement = shared.placements.intern(&Arc::new(Placement { node_name, hints }));
+        Some(Self { address: address?.to_canonical(), ready, serving, terminating, placement })
     }
 }

@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    Frontend, FrontendKind, Hints, IpFamily, Model, Protocol, ResolvedEndpoint, ResolvedPort, ServicePortKey,
-    TrafficPolicy,
+    Frontend, FrontendKind, Hints, IpFamily, Model, Name, Protocol, ResolvedEndpoint, ResolvedPort,
+    ServicePortKey, TrafficPolicy,
     endpoint_slice_cache::EndpointInfo,
     frontend_claims::FrontendIdentity,
     service_port::{uses_cluster_endpoints, uses_local_endpoints},
@@ -32,6 +32,8 @@ pub struct Owner<'a> {
 pub struct KnownEndpoint {
     /// Address and port.
     pub address: SocketAddr,
+    /// The name of its pod, which is in the namespace of the Service.
+    pub pod: Option<Name>,
     /// `nodeName`.
     pub node_name: Option<Arc<str>>,
     /// It runs on this node.
@@ -118,7 +120,7 @@ impl Model {
 }
 
 fn known(info: &EndpointInfo<'_>, port: &ResolvedPort, topology: TopologyMode) -> KnownEndpoint {
-    let EndpointInfo { address, is_local, endpoint } = *info;
+    let EndpointInfo { address, is_local, endpoint, .. } = *info;
     let is_in =
         |list: &[ResolvedEndpoint]| list.binary_search_by_key(&address, |listed| listed.address).is_ok();
     let (in_cluster, in_local) = (is_in(&port.cluster_endpoints), is_in(&port.local_endpoints));
@@ -126,14 +128,15 @@ fn known(info: &EndpointInfo<'_>, port: &ResolvedPort, topology: TopologyMode) -
     let is_left_out_locally = uses_local_endpoints(port) && !in_local;
     KnownEndpoint {
         address,
-        node_name: endpoint.node_name.clone(),
+        pod: info.pod(),
+        node_name: endpoint.placement.node_name.clone(),
         is_local,
         conditions: Conditions {
             ready: endpoint.ready,
             serving: endpoint.serving,
             terminating: endpoint.terminating,
         },
-        hints: endpoint.hints.clone(),
+        hints: endpoint.placement.hints.clone(),
         is_eligible: in_cluster || in_local,
         not_in_cluster_list: is_left_out.then(|| not_in_cluster_list(info, topology)),
         not_in_local_list: is_left_out_locally.then(|| not_in_local_list(info)),

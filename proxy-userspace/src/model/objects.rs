@@ -11,7 +11,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{InvalidName, Name, intern::Interner};
+use super::{InvalidName, Name, PodNames, intern::Interner};
 use crate::net::Protocol;
 
 /// Namespace and name: upstream's `types.NamespacedName`.
@@ -235,6 +235,8 @@ pub struct EndpointSlice {
     pub address_type: AddressType,
     /// The endpoints.
     pub endpoints: Vec<SliceEndpoint>,
+    /// The pods of the endpoints, of `targetRef`.
+    pub pods: PodNames,
     /// The ports of all endpoints of this slice.
     pub ports: Vec<SlicePort>,
     /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`. The metric of the programming

@@ -99,7 +99,7 @@ fn is_available(endpoint: &EndpointInfo<'_>, mode: TopologyMode, node: NodeLocat
 
 impl EndpointInfo<'_> {
     fn hints_for(&self, mode: TopologyMode) -> Option<&[Arc<str>]> {
-        let Hints { zones, nodes } = self.endpoint.hints.as_deref()?;
+        let Hints { zones, nodes } = self.endpoint.placement.hints.as_deref()?;
         match mode {
             TopologyMode::All => None,
             TopologyMode::SameNode => Some(nodes),

@@ -188,12 +188,17 @@ fn cluster_ip_service(namespace: &str, name: &str, address: Ipv4Addr) -> Value {
 }
 
 fn slice(number: usize) -> Value {
+    let service = service_name(number);
     let endpoints: Vec<Value> = (0..usize::from(ENDPOINTS))
         .map(|index| number * usize::from(ENDPOINTS) + index)
-        .map(|pod| endpoint(pod_ip(pod), &format!("node-{}", pod % NODES)))
+        .map(|pod| {
+            let mut endpoint = endpoint(pod_ip(pod), &format!("node-{}", pod % NODES));
+            let name = format!("{service}-6f7d9c5b84-{pod:05x}");
+            endpoint["targetRef"] = json!({"kind": "Pod", "namespace": namespace(number), "name": name});
+            endpoint
+        })
         .collect();
     let ports = json!([{"name": "http", "protocol": "TCP", "port": 8080}]);
-    let service = service_name(number);
     endpoint_slice(&namespace(number), &service, &format!("{service}-x7k2p"), &endpoints.into(), &ports)
 }
 

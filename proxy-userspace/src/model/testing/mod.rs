@@ -13,7 +13,7 @@ pub use world::World;
 
 use super::{
     AddressType, DetectLocalMode, EndpointSlice, Hints, InterfaceGlobs, IpFamily, Link, LinkAddress,
-    LinkHeader, ModelSettings, Name, NamespacedName, Node, NodeFacts, NodePortAddresses, Protocol,
+    LinkHeader, ModelSettings, Name, NamespacedName, Node, NodeFacts, NodePortAddresses, PodNames, Protocol,
     ResolvedPort, Service, ServicePort, ServicePortKey, ServicePortName, ServiceType, SessionAffinity,
     SliceEndpoint, SlicePort, TrafficPolicy,
 };
@@ -101,6 +101,7 @@ pub fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> Endpoi
         service: Some(valid_name(service)),
         address_type,
         endpoints,
+        pods: PodNames::default(),
         ports: vec![slice_port("", Protocol::Tcp, 8080)],
         last_change_trigger_time: None,
     }

@@ -239,6 +239,7 @@ pub fn any_slice() -> impl Strategy<Value = EndpointSlice> {
     let time = option::of((1..1_000_u64).prop_map(UnixNanos));
     (slice_name(), owner, address_type, vec(any_endpoint(), 0..6), vec(any_slice_port(), 1..4), time)
         .prop_map(|(name, service, address_type, endpoints, ports, last_change_trigger_time)| EndpointSlice {
+            pods: endpoints.iter().map(|endpoint| endpoint.ready.then(|| "x-1".into())).collect(),
             name,
             service: service.map(Name::from),
             address_type,

@@ -84,10 +84,12 @@ raw! {
         conditions: RawEndpointConditions,
         node_name: String,
         hints: RawEndpointHints,
+        target_ref: RawTargetRef,
     }
     RawEndpointConditions { ready: bool, serving: bool, terminating: bool }
     RawEndpointHints { for_zones: Vec<RawHint>, for_nodes: Vec<RawHint> }
     RawHint { name: String }
+    RawTargetRef { kind: String, namespace: String, name: String }
     RawEndpointPort { name: String, protocol: String, port: i64 }
 
     RawNode { metadata: RawMetadata, spec: RawNodeSpec, status: RawNodeStatus }

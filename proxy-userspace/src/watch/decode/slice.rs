@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr, sync::Arc};
 
 use super::{
     Problems, parse,
-    raw::{RawEndpoint, RawEndpointPort, RawEndpointSlice, RawHint},
+    raw::{RawEndpoint, RawEndpointPort, RawEndpointSlice, RawHint, RawTargetRef},
 };
 use crate::model::{AddressType, EndpointSlice, Hints, Name, NamespacedName, SliceEndpoint, SlicePort};
 
@@ -19,6 +19,12 @@ pub(super) fn endpoint_slice(
     let address_type = address_type(raw.address_type.as_deref(), problems);
     let endpoints = raw.endpoints.unwrap_or_default();
     let ports = raw.ports.unwrap_or_default();
+    let decoded = endpoints.into_iter().enumerate().filter_map(|(i, mut endpoint)| {
+        let target = endpoint.target_ref.take();
+        let pod = target.and_then(|target| pod(&target, &name.namespace));
+        Some((slice_endpoint(i, endpoint, address_type, problems)?, pod))
+    });
+    let (endpoints, pods): (Vec<_>, Vec<_>) = decoded.unzip();
     EndpointSlice {
         name,
         service: labels.service_name.filter(|name| !name.is_empty()).and_then(|name| {
@@ -26,11 +32,8 @@ pub(super) fn endpoint_slice(
             parse::name(field, &name, Name::label, problems)
         }),
         address_type,
-        endpoints: endpoints
-            .into_iter()
-            .enumerate()
-            .filter_map(|(i, endpoint)| slice_endpoint(i, endpoint, address_type, problems))
-            .collect(),
+        endpoints,
+        pods: pods.into_iter().collect(),
         ports: ports.iter().enumerate().filter_map(|(i, port)| slice_port(i, port, problems)).collect(),
         last_change_trigger_time: trigger_time.and_then(|value| {
             let field = "metadata.annotations[endpoints.kubernetes.io/last-change-trigger-time]";
@@ -83,6 +86,14 @@ fn slice_endpoint(
         node_name: non_empty(raw.node_name),
         hints: (hints != Hints::default()).then(|| Arc::new(hints)),
     })
+}
+
+/// Decodes `targetRef`. None unless it names a pod of the slice's namespace. The name is only shown, so
+/// one that is not valid is no problem.
+fn pod(target: &RawTargetRef, namespace: &str) -> Option<Name> {
+    let is_pod = target.kind.as_deref() == Some("Pod");
+    let is_near = target.namespace.as_deref().is_none_or(|of| of.is_empty() || of == namespace);
+    target.name.as_deref().filter(|_| is_pod && is_near).and_then(|name| Name::subdomain(name).ok())
 }
 
 fn endpoint_address(

@@ -160,6 +160,23 @@ fn hints_and_the_trigger_time_are_decoded() {
 }
 
 #[test]
+fn the_pods_of_endpoints_are_decoded() {
+    let endpoint = |address: &str, target: Value| json!({"addresses": [address], "targetRef": target});
+    let object = slice(json!({"addressType": "IPv4", "endpoints": [
+        endpoint("10.0.0.1", json!({"kind": "Pod", "namespace": "shop", "name": "web-0", "uid": "1"})),
+        endpoint("10.0.0.2", json!({"kind": "Pod", "name": "web-1"})),
+        endpoint("10.0.0.3", json!({"kind": "Pod", "namespace": "other", "name": "web-2"})),
+        endpoint("10.0.0.4", json!({"kind": "Node", "name": "web-3"})),
+        endpoint("10.0.0.5", json!({"kind": "Pod", "name": "Not a name"})),
+        endpoint("10.0.0.6", json!(null)),
+    ]}));
+    let slice: EndpointSlice = good(&object);
+    let pods: Vec<_> = slice.pods.iter().collect();
+    let expected = [Some("web-0"), Some("web-1"), None, None, None, None];
+    assert_eq!(pods.iter().map(Option::as_deref).collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn leading_zeros_blanks_and_host_bits_are_removed_like_upstream() {
     let spec = json!({
         "type": "LoadBalancer", "clusterIP": "172.30.0.041", "externalIPs": ["192.168.099.022", "::ffff:10.1.2.3"],
