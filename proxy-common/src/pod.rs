@@ -4,10 +4,10 @@
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, BridgeAddress, Connection, DirectFlow, DirectKey, Endpoint, EndpointKey,
-        EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey, NodeValue,
-        ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, TraceEvent,
-        UdpSocket,
+        AffinityKey, AffinityValue, BridgeAddress, CapturedPacket, Connection, DirectFlow, DirectKey,
+        Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet,
+        MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SocketPeer,
+        SourceRange, TraceEvent, UdpSocket,
     },
 };
 
@@ -27,6 +27,7 @@ pod!(
     AffinityKey,
     AffinityValue,
     BridgeAddress,
+    CapturedPacket,
     Connection,
     DirectFlow,
     DirectKey,

@@ -100,8 +100,8 @@ pub trait Tables {
     fn count_service(&self, service: u32, event: ServiceEvent);
     /// Counts an error, and logs it if that is on.
     fn count_error(&self, error: ProgramError);
-    /// Traces a packet of a flow, if tracing is on.
-    fn trace(&self, verdict: Counter, key: &FlowKey, flow: &Flow);
+    /// Traces a packet of a flow on the link with this index, if tracing is on.
+    fn trace(&self, verdict: Counter, link: u32, key: &FlowKey, flow: &Flow);
     /// Returns the nanoseconds of the monotonic clock.
     fn now_ns(&self) -> u64;
     /// Returns 32 random bits.

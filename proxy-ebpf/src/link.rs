@@ -5,17 +5,9 @@
 use proxy_common::link::{self, Outcome};
 
 use crate::{
-    ctx::{Layer, Skb},
+    ctx::{DROP, Layer, NEXT, REDIRECT, Skb},
     maps::{self, EntryPoint, Kernel},
 };
-
-/// `TC_ACT_UNSPEC`, `TCX_NEXT`: the packet passes to the other programs on the link.
-const NEXT: i32 = -1;
-/// `TC_ACT_SHOT`, `TCX_DROP`.
-const DROP: i32 = 2;
-
-/// `TC_ACT_REDIRECT`, `TCX_REDIRECT`: the packet leaves on the link that the frame names.
-const REDIRECT: i32 = 7;
 
 /// Handles a packet that comes in on a link.
 #[inline(always)]
@@ -24,19 +16,21 @@ pub fn ingress<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
     if !skb.is_for_this_host(maps::bridge_of) {
         return NEXT;
     }
-    match skb.ip() {
-        Some((header, version)) => code(link::ingress(skb, &Kernel::<P>::NEW, header, version)),
-        None => NEXT,
-    }
+    maps::begin_capture(skb);
+    let Some((header, version)) = skb.ip() else { return NEXT };
+    let code = code(link::ingress(skb, &Kernel::<P>::NEW, header, version));
+    maps::end_capture::<L, P>(skb, code);
+    code
 }
 
 /// Handles a packet that leaves on a link.
 #[inline(always)]
 pub fn egress<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
-    match skb.ip() {
-        Some((header, version)) => code(link::egress(skb, &Kernel::<P>::NEW, header, version)),
-        None => NEXT,
-    }
+    maps::begin_capture(skb);
+    let Some((header, version)) = skb.ip() else { return NEXT };
+    let code = code(link::egress(skb, &Kernel::<P>::NEW, header, version));
+    maps::end_capture::<L, P>(skb, code);
+    code
 }
 
 #[inline(always)]

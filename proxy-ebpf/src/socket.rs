@@ -79,7 +79,7 @@ pub fn connect<H: Hook>(ctx: &SockAddr) -> Outcome {
         Resolution::Fail(errno) => Outcome::Fail(errno),
         Resolution::Endpoint { service, endpoint } => {
             Kernel::<H>::NEW.count_service(service, ServiceEvent::Connection);
-            trace::socket::<H>(Counter::FlowsBegun, protocol, service, &destination, &endpoint);
+            trace::socket::<H>(ctx, Counter::FlowsBegun, service, &destination, &endpoint);
             write_connection::<H>(ctx, protocol, service, Connection { vip: destination, endpoint });
             ctx.set_address::<H::Family>(&endpoint);
             Outcome::Proceed
@@ -193,12 +193,12 @@ fn resolve<H: Hook>(
             Verdict::Pass => return Resolution::Pass,
             Verdict::Refuse => {
                 tables.count_service(service.service, ServiceEvent::Refusal);
-                trace::socket::<H>(Counter::Refused, protocol, service.service, destination, &Endpoint::NONE);
+                trace::socket::<H>(ctx, Counter::Refused, service.service, destination, &Endpoint::NONE);
                 return Resolution::Fail(ECONNREFUSED);
             }
             Verdict::Drop(reason) => {
                 tables.count_service(service.service, ServiceEvent::Drop);
-                trace::socket::<H>(reason.counter(), protocol, service.service, destination, &Endpoint::NONE);
+                trace::socket::<H>(ctx, reason.counter(), service.service, destination, &Endpoint::NONE);
                 return Resolution::Fail(EHOSTUNREACH);
             }
         };
@@ -208,7 +208,7 @@ fn resolve<H: Hook>(
     }
     tables.count_service(last, ServiceEvent::Refusal);
     tables.count_error(ProgramError::EndpointMissing);
-    trace::socket::<H>(Counter::Refused, protocol, last, destination, &Endpoint::NONE);
+    trace::socket::<H>(ctx, Counter::Refused, last, destination, &Endpoint::NONE);
     Resolution::Fail(ECONNREFUSED)
 }
 
@@ -249,7 +249,7 @@ fn endpoint_of_flow<H: Hook>(
             })?;
             Kernel::<H>::NEW.set_udp_flow(&flow, &chosen);
             Kernel::<H>::NEW.count_service(service.service, ServiceEvent::Connection);
-            trace::socket::<H>(Counter::FlowsBegun, Protocol::Udp, service.service, destination, &chosen);
+            trace::socket::<H>(ctx, Counter::FlowsBegun, service.service, destination, &chosen);
             chosen
         }
     };

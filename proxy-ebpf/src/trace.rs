@@ -4,14 +4,16 @@
 //! removes the code of all that is off.
 #![forbid(unsafe_code)]
 
-use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_log_ebpf::macro_support::{Level, level_enabled};
 use proxy_common::{
     Protocol,
     layout::{Counter, Endpoint, Flow, FlowKey, ProgramError, TraceEvent},
 };
 
-use crate::maps::{EntryPoint, TRACE_EVENTS};
+use crate::{
+    ctx::{self, SockAddr},
+    maps::{self, EntryPoint},
+};
 
 /// Returns true if connections and packets with this verdict are traced.
 #[inline(always)]
@@ -21,17 +23,17 @@ pub fn is_on(verdict: Counter) -> bool {
 
 /// Traces a packet of a flow.
 #[inline(always)]
-pub fn packet<P: EntryPoint>(verdict: Counter, key: &FlowKey, flow: &Flow) {
+pub fn packet<P: EntryPoint>(verdict: Counter, link: u32, key: &FlowKey, flow: &Flow) {
     if is_on(verdict) {
-        write_packet::<P>(verdict, key, flow);
+        write_packet::<P>(verdict, link, key, flow);
     }
 }
 
 /// Traces a connection or datagram of a socket.
 #[inline(always)]
 pub fn socket<P: EntryPoint>(
+    ctx: &SockAddr,
     verdict: Counter,
-    protocol: Protocol,
     service: u32,
     vip: &Endpoint,
     endpoint: &Endpoint,
@@ -40,33 +42,26 @@ pub fn socket<P: EntryPoint>(
         // The callee needs the values on the stack. Copying them here costs stack only if tracing
         // is on.
         let (vip, endpoint) = (*vip, *endpoint);
-        write_socket::<P>(verdict, protocol, service, &vip, &endpoint);
+        write_socket::<P>(ctx, verdict, service, &vip, &endpoint);
     }
 }
 
 #[inline(never)]
-fn write_packet<P: EntryPoint>(verdict: Counter, key: &FlowKey, flow: &Flow) {
-    write(|| TraceEvent::of_flow(P::PROGRAM, verdict, key, flow));
+fn write_packet<P: EntryPoint>(verdict: Counter, link: u32, key: &FlowKey, flow: &Flow) {
+    maps::write_event(|| TraceEvent::of_flow((P::PROGRAM, verdict), ctx::now_ns(), link, key, flow));
 }
 
 #[inline(never)]
 fn write_socket<P: EntryPoint>(
+    ctx: &SockAddr,
     verdict: Counter,
-    protocol: Protocol,
     service: u32,
     vip: &Endpoint,
     endpoint: &Endpoint,
 ) {
-    write(|| TraceEvent::of_socket((P::PROGRAM, verdict), protocol, service, vip, endpoint));
-}
-
-/// Writes an event, unless the ring buffer is full. Userspace polls, so it is not woken up.
-#[inline(always)]
-fn write(event: impl FnOnce() -> TraceEvent) {
-    if let Some(mut entry) = TRACE_EVENTS.reserve(0) {
-        entry.write(event());
-        entry.submit(BPF_RB_NO_WAKEUP.into());
-    }
+    let Some(protocol) = Protocol::of_socket(ctx.protocol()) else { return };
+    let (what, place) = ((P::PROGRAM, verdict), (ctx.netns(), protocol));
+    maps::write_event(|| TraceEvent::of_socket(what, ctx::now_ns(), place, service, [vip, endpoint]));
 }
 
 /// Logs an error of a program.

@@ -29,13 +29,18 @@ const LAYERS: &[Layer] = &[
     layer("assembly", &["config", "dataplane", "kernel"], KUBE),
     layer("causes", &[], KUBE),
     // `inspect` has the verbs of the command line.
-    layer("config", &["causes", "doctor", "inspect", "kernel", "mode", "model", "net", "node", "yaml"], KUBE),
+    layer(
+        "config",
+        &["causes", "doctor", "duration", "inspect", "kernel", "mode", "model", "net", "node", "yaml"],
+        KUBE,
+    ),
     // The model has decided everything about Kubernetes.
     layer(
         "dataplane",
         &["causes", "kernel", "mode", "model", "net"],
         &["kube::", "k8s_openapi", "EndpointSlice", "WatchEvent", "tokio"],
     ),
+    layer("duration", &[], KUBE),
     // Asks the daemon and the kernel, and judges what it got.
     layer(
         "doctor",
@@ -47,7 +52,7 @@ const LAYERS: &[Layer] = &[
     layer("health", &["dataplane", "kernel", "metrics", "model", "node"], KUBE),
     layer(
         "inspect",
-        &["dataplane", "explain", "health", "kernel", "metrics", "mode", "model", "sync", "yaml"],
+        &["dataplane", "explain", "health", "kernel", "metrics", "mode", "model", "sync", "trace", "yaml"],
         KUBE,
     ),
     // Has only the interfaces of the kernel, not Services or modes.
@@ -78,6 +83,8 @@ const LAYERS: &[Layer] = &[
     layer("node", &["kernel", "model"], KUBE),
     layer("probe", &["kernel", "mode"], KUBE),
     layer("sync", &["causes", "dataplane", "health", "metrics", "model", "node"], KUBE),
+    // Asks the sync loop, and exchanges the programs.
+    layer("trace", &["causes", "dataplane", "duration", "kernel", "model", "net", "sync"], KUBE),
     layer("watch", &["causes", "model", "net", "node", "yaml"], &[]),
     layer("yaml", &[], KUBE),
 ];

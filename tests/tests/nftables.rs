@@ -149,7 +149,7 @@ impl Daemon {
             node_facts,
             drift: Arc::clone(&disturbed),
             settings,
-            inspections: Inspector::default().open(),
+            requests: Inspector::default().open(),
         };
         std::fs::write(manifests.path().join("service.yaml"), SERVICE).expect("written");
         let running = {

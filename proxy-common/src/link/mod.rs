@@ -242,15 +242,15 @@ fn finish(tables: &impl Tables, rewritten: Option<()>) -> Outcome {
 /// Does the same for a packet of a flow, and counts it for the service.
 #[inline(always)]
 fn finish_flow_packet(
+    frame: &impl Frame,
     tables: &impl Tables,
-    key: &FlowKey,
-    flow: &Flow,
+    (key, flow): (&FlowKey, &Flow),
     event: ServiceEvent,
     rewritten: Option<()>,
 ) -> Outcome {
     tables.count_service(flow.service, if rewritten.is_some() { event } else { ServiceEvent::Drop });
     if rewritten.is_none() {
-        tables.trace(Counter::NotRewritten, key, flow);
+        tables.trace(Counter::NotRewritten, frame.link(), key, flow);
     }
     finish(tables, rewritten)
 }

@@ -103,7 +103,7 @@ fn translate<F: Frame, T: Tables>(
     }
     let event = ServiceEvent::ToClient(ip_length(frame, packet));
     let rewritten = rewrite::transport(frame, packet, protocol, key, flow);
-    finish_flow_packet(tables, key, flow, event, rewritten)
+    finish_flow_packet(frame, tables, (key, flow), event, rewritten)
 }
 
 /// Adds a flow entry with [`flow_state::PASS`] for a datagram that leaves from a VIP of the node:

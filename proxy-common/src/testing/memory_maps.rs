@@ -270,7 +270,7 @@ impl Tables for MemoryMaps {
         self.state.borrow_mut().errors[error as usize] += 1;
     }
 
-    fn trace(&self, _: Counter, _: &FlowKey, _: &Flow) {}
+    fn trace(&self, _: Counter, _: u32, _: &FlowKey, _: &Flow) {}
 
     fn now_ns(&self) -> u64 {
         self.now_ns.get()

@@ -11,7 +11,7 @@ use aya_ebpf::helpers::generated::{
     bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_get_smp_processor_id, bpf_ktime_get_coarse_ns,
     bpf_ktime_get_ns, bpf_set_retval,
 };
-pub use skb::{Ethernet, Ip, Layer, Skb};
+pub use skb::{DROP, Ethernet, Ip, Layer, NEXT, REDIRECT, Skb};
 pub use sock_addr::{Family, SockAddr, V4, V6};
 pub use socket::Socket;
 

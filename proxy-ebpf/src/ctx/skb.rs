@@ -38,6 +38,13 @@ impl Layer for Ip {
     const HEADER: u32 = 0;
 }
 
+/// `TC_ACT_UNSPEC`, `TCX_NEXT`: the packet passes to the other programs on the link.
+pub const NEXT: i32 = -1;
+/// `TC_ACT_SHOT`, `TCX_DROP`.
+pub const DROP: i32 = 2;
+/// `TC_ACT_REDIRECT`, `TCX_REDIRECT`: the packet leaves on the link that the frame names.
+pub const REDIRECT: i32 = 7;
+
 const PACKET_HOST: u32 = 0;
 const PACKET_OTHERHOST: u32 = 3;
 
@@ -84,6 +91,25 @@ impl<L: Layer> Skb<L> {
         // byte order within a word.
         let protocol = unsafe { (&raw const (*self.skb).protocol).read_volatile() };
         packet::ip_header(self, u16::from_be(protocol as u16), L::HEADER)
+    }
+
+    /// Returns the same packet again. Functions that take it by value need no stack for it.
+    #[inline(always)]
+    pub const fn again(&self) -> Self {
+        Self { skb: self.skb, layer: PhantomData }
+    }
+
+    /// Copies the first bytes of the packet, as many as there is room for. Returns how many.
+    #[inline(always)]
+    pub fn copy_start<const N: usize>(&self, room: *mut [u8; N]) -> u32 {
+        // The verifier of kernels before 6.8 learns no lower bound from a comparison with zero. For an
+        // empty packet the helper fails.
+        let rest = self.length().wrapping_sub(1);
+        let rest = if rest > N as u32 - 1 { N as u32 - 1 } else { rest };
+        let length = rest + 1;
+        // SAFETY: the caller has room for N bytes, and the helper writes at most so many, or fails.
+        let result = unsafe { bpf_skb_load_bytes(self.skb.cast(), 0, room.cast(), length) };
+        if result == 0 { length } else { 0 }
     }
 
     /// Returns true if the hardware computed a sum of the whole packet (`CHECKSUM_COMPLETE`).

@@ -2,6 +2,7 @@
 //! into a map.
 #![expect(unsafe_code, reason = "only the verifier checks the pointers to map values")]
 
+mod records;
 mod sockets;
 
 use core::marker::PhantomData;
@@ -18,7 +19,7 @@ use proxy_common::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, DirectFlow, DirectKey, Endpoint,
         EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey,
         NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts, ServiceEvent, ServiceKey,
-        ServiceValue, SocketPeer, SocketScope, SourceRange, TraceEvent, UdpSocket, flow_state, service_slot,
+        ServiceValue, SocketPeer, SocketScope, SourceRange, UdpSocket, flow_state, service_slot,
     },
     link::direct::DirectProgress,
     packet::TcpFlags,
@@ -26,7 +27,10 @@ use proxy_common::{
     tables::Tables,
 };
 
-pub use self::sockets::*;
+pub use self::{
+    records::{begin_capture, end_capture, write_event},
+    sockets::*,
+};
 use crate::{ctx, trace};
 
 /// Memory is allocated with each entry, so that large maps cost nothing while they are empty.
@@ -60,11 +64,6 @@ macro_rules! map_type {
 }
 
 for_each_map!(declare_maps);
-
-/// The ring buffer of trace events. It is not pinned, because only the process that loads the
-/// programs reads it. Userspace sets the size.
-#[btf_map(name = "trace_events")]
-pub static TRACE_EVENTS: RingBuf<TraceEvent, 4096> = RingBuf::new();
 
 /// The ring buffer of requests to userspace to approve connections for the direct path. It is not
 /// pinned, because the process that loads the programs reads it.
@@ -370,6 +369,7 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn count_service(&self, service: u32, event: ServiceEvent) {
+        records::note(service, event);
         let slots = SERVICE_SLOTS.load();
         // The identifier 0 belongs to no Service.
         if slots == 0 || service == 0 {
@@ -384,8 +384,8 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
-    fn trace(&self, verdict: Counter, key: &FlowKey, flow: &Flow) {
-        trace::packet::<P>(verdict, key, flow);
+    fn trace(&self, verdict: Counter, link: u32, key: &FlowKey, flow: &Flow) {
+        trace::packet::<P>(verdict, link, key, flow);
     }
 
     #[inline(always)]

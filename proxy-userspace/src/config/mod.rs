@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 mod change;
-mod duration;
 mod effective;
 mod environment;
 mod error;

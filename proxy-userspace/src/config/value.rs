@@ -11,8 +11,11 @@ use ipnet::IpNet;
 use serde_json::{Value as Json, json};
 use serde_yaml_ng::Value as Yaml;
 
-use super::{duration, go, lists};
-use crate::model::{parse_cidr_sloppy, parse_ip_sloppy};
+use super::{go, lists};
+use crate::{
+    duration,
+    model::{parse_cidr_sloppy, parse_ip_sloppy},
+};
 
 /// What the words `localhost` and `all` of `nodePortAddresses` mean (KEP-6032).
 const LOCALHOST: [&str; 2] = ["127.0.0.0/8", "::1/128"];

@@ -38,7 +38,7 @@ use std::{
 
 use proxy_common::layout::ServiceCounts;
 
-use self::conntrack::StaleUdpCleaner;
+use self::{conntrack::StaleUdpCleaner, ebpf::TracingPrograms};
 use crate::model::{Dirty, ServicePortKey, Snapshot};
 
 /// A mode.
@@ -133,6 +133,12 @@ pub trait Dataplane {
     /// Returns the links on which a program of another owner runs before ours, and insists on it.
     fn displaced(&self) -> Vec<DisplacedLink> {
         Vec::new()
+    }
+
+    /// Exchanges the programs for others that trace, or for its own ones again (`None`). The next plan
+    /// for the node attaches them. Returns false if nothing changes, as in modes without programs.
+    fn trace(&mut self, _state: &mut Self::State, _programs: Option<TracingPrograms>) -> bool {
+        false
     }
 
     /// Returns how full the kernel's maps are, for metrics.

@@ -4,7 +4,7 @@ use std::{error::Error, sync::Arc};
 
 use super::{
     BackstopStatus, Dataplane, DisplacedLink, FailureScope, KernelCounts, LeftOutPort, MapFill,
-    ModeMetricsReader, PlanSize, conntrack::StaleUdpDeletion, sctp_ports::SctpPorts,
+    ModeMetricsReader, PlanSize, conntrack::StaleUdpDeletion, ebpf::TracingPrograms, sctp_ports::SctpPorts,
 };
 use crate::{
     kernel::KernelError,
@@ -105,6 +105,11 @@ pub trait Renderer: Send {
     /// See [`Dataplane::displaced`].
     fn displaced(&self) -> Vec<DisplacedLink> {
         Vec::new()
+    }
+
+    /// See [`Dataplane::trace`]. Without a state, nothing changes.
+    fn trace(&mut self, _programs: Option<TracingPrograms>) -> bool {
+        false
     }
 
     /// See [`Dataplane::mode_metrics`].
@@ -228,6 +233,10 @@ where
 
     fn displaced(&self) -> Vec<DisplacedLink> {
         self.dataplane.displaced()
+    }
+
+    fn trace(&mut self, programs: Option<TracingPrograms>) -> bool {
+        self.state.as_mut().is_some_and(|state| self.dataplane.trace(state, programs))
     }
 
     fn kernel_counts(&mut self) -> Option<Box<dyn KernelCounts>> {

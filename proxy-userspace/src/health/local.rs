@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{
     listen::RETRY_AFTER,
-    server::{self, Accept, SERVER},
+    server::{self, Accept, LOCAL},
 };
 
 /// Returns true for the user ID 0 and for that of this process. An abstract socket has no
@@ -50,7 +50,7 @@ pub async fn serve_local(name: &'static [u8], routes: Router) -> Infallible {
     let mut warned = false;
     loop {
         match listen(name) {
-            Ok(listener) => return server::run(OfAdministrators(listener), routes, SERVER).await,
+            Ok(listener) => return server::run(OfAdministrators(listener), routes, LOCAL).await,
             Err(error) if !std::mem::replace(&mut warned, true) => {
                 let socket = String::from_utf8_lossy(name);
                 tracing::debug!(%error, %socket, "cannot listen on the abstract socket; shunt tries again");

@@ -8,7 +8,11 @@ use std::{
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
 use super::{ClientKind, ExplainRequest, FlowFilter, Output, Resource};
-use crate::{mode::Mode, model::Protocol};
+use crate::{
+    mode::Mode,
+    model::Protocol,
+    trace::{self, TraceArguments},
+};
 
 const EXIT: &str = "It exits with status 1 if nothing answers or the named Service is not there, and with 2 if the command \
                     line is wrong.";
@@ -20,6 +24,8 @@ pub enum Verb {
     Get(GetArguments),
     /// `explain`.
     Explain(ExplainArguments),
+    /// `trace`.
+    Trace(TraceArguments),
 }
 
 /// `shunt get`.
@@ -83,8 +89,8 @@ pub struct OfflineNode {
 
 impl Verb {
     /// Returns the definitions of the verbs.
-    pub fn commands() -> [Command; 2] {
-        [get(), explain()]
+    pub fn commands() -> [Command; 3] {
+        [get(), explain(), trace::command()]
     }
 
     /// Reads a verb from the command line. `None` if it has none.
@@ -92,6 +98,7 @@ impl Verb {
         match matches.subcommand()? {
             ("get", get) => read_get(get).map(Self::Get),
             ("explain", explain) => read_explain(explain).map(Self::Explain),
+            ("trace", trace) => TraceArguments::read(trace).map(Self::Trace),
             _ => None,
         }
     }
@@ -324,6 +331,9 @@ mod tests {
             (&["explain", "node", "10.0.0.1"], "10.0.0.1 is not ADDRESS:PORT"),
             (&["explain", "node", "10.0.0.1:53/icmp"], "icmp is no protocol of Services"),
             (&["get", "pods"], "invalid value 'pods'"),
+            (&["trace", "Web"], "must be the name of a Service, NAMESPACE/NAME, an address, or ADDRESS:PORT"),
+            (&["trace", "--verdict", "lost"], "lost is no verdict: must be translated, refused or dropped"),
+            (&["trace", "--for", "0s"], "0s is no duration: must be like 10s"),
             (&["get", "services", "-o", "xml"], "must be table, wide, json, yaml or jsonpath"),
             (&["get", "services", "-o", "jsonpath={.items"], "a brace is not closed"),
             (&["get", "services", "-o", "jsonpath={range .items}"], "is not a JSONPath expression"),

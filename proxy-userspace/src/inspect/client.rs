@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    marker::PhantomData,
     net::SocketAddr,
     os::{
         linux::net::SocketAddrExt as _,
@@ -29,6 +30,7 @@ use crate::{
     explain::{Client as ExplainedClient, Explanation, Question},
     health::{NodeReport, is_trusted},
     model::Protocol,
+    trace::{TraceFilter, TraceRecord},
 };
 
 /// How long an answer, or the next part of it, may take. The daemon gives up earlier.
@@ -117,18 +119,20 @@ impl Client {
         filter: &impl Serialize,
         mut on_row: impl FnMut(T),
     ) -> Result<(), ClientError> {
-        let mut body = self.get(&format!("/v1/get/{}", resource.path()), filter).await?;
-        let mut rest = Vec::new();
-        while let Some(part) = next_part(&mut body).await? {
-            rest.extend_from_slice(&part);
-            let mut read = 0;
-            while let Some(length) = memchr(b'\n', &rest[read..]) {
-                on_row(decode(&rest[read..read + length])?);
-                read += length + 1;
-            }
-            rest.drain(..read);
+        let mut lines = self.lines(&format!("/v1/get/{}", resource.path()), filter).await?;
+        while let Some(rows) = lines.next().await? {
+            rows.into_iter().for_each(&mut on_row);
         }
         Ok(())
+    }
+
+    /// Begins a trace. The daemon ends it when this connection ends.
+    pub async fn trace(&mut self, filter: &TraceFilter) -> Result<Lines<TraceRecord>, ClientError> {
+        self.lines("/v1/trace", filter).await
+    }
+
+    async fn lines<T>(&mut self, path: &str, query: &impl Serialize) -> Result<Lines<T>, ClientError> {
+        Ok(Lines { body: self.get(path, query).await?, rest: Vec::new(), document: PhantomData })
     }
 
     /// Explains a connection.
@@ -182,6 +186,30 @@ impl Client {
         } else {
             why.into()
         }))
+    }
+}
+
+/// Documents that come one a line.
+#[derive(Debug)]
+pub struct Lines<T> {
+    body: Incoming,
+    /// The beginning of a line whose end has not come.
+    rest: Vec<u8>,
+    document: PhantomData<T>,
+}
+
+impl<T: DeserializeOwned> Lines<T> {
+    /// Waits for the next documents. Returns `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<Vec<T>>, ClientError> {
+        let Some(part) = next_part(&mut self.body).await? else { return Ok(None) };
+        self.rest.extend_from_slice(&part);
+        let (mut documents, mut read) = (Vec::new(), 0);
+        while let Some(length) = memchr(b'\n', &self.rest[read..]) {
+            documents.push(decode(&self.rest[read..read + length])?);
+            read += length + 1;
+        }
+        self.rest.drain(..read);
+        Ok(Some(documents))
     }
 }
 

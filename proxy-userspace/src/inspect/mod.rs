@@ -17,7 +17,7 @@ mod server;
 
 pub use self::{
     arguments::{ExplainArguments, GetArguments, OfflineNode, Verb, output_argument},
-    client::{Client, ClientError, ExplainRequest},
+    client::{Client, ClientError, ExplainRequest, Lines},
     flows::FlowFilter,
     gather::Filter,
     output::{InvalidOutput, Output, print, print_one, table},

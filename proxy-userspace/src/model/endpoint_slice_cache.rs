@@ -276,8 +276,12 @@ impl CachedEndpoint {
     /// Reduces an endpoint. None if it has no address.
     fn new(endpoint: SliceEndpoint, strings: &mut Interner<str>, shared: &mut SharedValues) -> Option<Self> {
         let SliceEndpoint { address, ready, serving, terminating, mut node_name, mut hints } = endpoint;
-        node_name.iter_mut().for_each(|name| strings.share(name));
-        hints.iter_mut().for_each(|hints| shared.hints.share(hints));
+        if let Some(name) = &mut node_name {
+            strings.share(name);
+        }
+        if let Some(hints) = &mut hints {
+            shared.hints.share(hints);
+        }
         let placement = shared.placements.intern(&Arc::new(Placement { node_name, hints }));
         Some(Self { address: address?.to_canonical(), ready, serving, terminating, placement })
     }

@@ -7,7 +7,7 @@ use proxy_userspace::{
     config::Config,
     dataplane::{
         Backstopped, Dataplane, DataplaneRenderer, Mode, RenderError, Renderer,
-        ebpf::Ebpf,
+        ebpf::{Ebpf, TracingPrograms},
         iptables::Iptables,
         ipvs::{self, Ipvs, LinkRemoval},
         nftables::{self, Nftables},
@@ -22,6 +22,7 @@ use proxy_userspace::{
     },
     net::PortRange,
     probe,
+    trace::LoadPrograms,
 };
 use tokio::sync::Notify;
 
@@ -63,6 +64,12 @@ pub(super) fn renderer(
         Some(missing) => error.context(missing),
         None => error,
     })
+}
+
+/// Returns what loads programs that trace.
+pub(super) fn load_tracing(config: &Config, launcher: &Launcher) -> LoadPrograms {
+    let settings = assembly::ebpf(config, launcher);
+    Arc::new(move |packets| TracingPrograms::load(&settings, packets))
 }
 
 /// Creates the programs. Their backstop is created when something needs it.

@@ -11,6 +11,7 @@ mod other_proxy;
 mod reload;
 mod sources;
 mod takeover;
+mod trace;
 mod verbs;
 
 use std::{net::SocketAddr, process, sync::Arc, thread, time::Duration};
@@ -36,6 +37,7 @@ use proxy_userspace::{
     metrics::Metrics,
     node::{self, NodeEvent, NodeEvents},
     sync::{Inspector, Outputs, SyncError, SyncLoop, SyncSettings},
+    trace::{Tracer, routes as trace_routes},
 };
 use tokio::{
     sync::{Mutex, mpsc, watch},
@@ -92,7 +94,7 @@ pub(crate) async fn run(
     let mut reload = Reload::new(&choice, Arc::clone(&set_log_filter), &outputs);
     let introspection = introspection(&choice, &outputs, reload.effective.subscribe(), set_log_filter);
     start_endpoints(&choice.config, &outputs, introspection, &mut endpoints);
-    let inspector = start_local_endpoint(&choice.config, &outputs, &mut endpoints);
+    let inspector = start_local_endpoint(&choice, &outputs, &mut endpoints);
     loop {
         let settings = reload.settings.subscribe();
         let before = std::mem::take(&mut broken);
@@ -315,13 +317,18 @@ fn introspection(
     }
 }
 
-/// Answers `shunt get`, `shunt explain` and `shunt doctor`. Returns what reads the sync loop.
-fn start_local_endpoint(config: &Config, outputs: &Outputs, tasks: &mut Tasks) -> Inspector {
+/// Answers the subcommands that ask the daemon. Returns what reads the sync loop.
+fn start_local_endpoint(
+    ModeChoice { config, launcher, .. }: &ModeChoice,
+    outputs: &Outputs,
+    tasks: &mut Tasks,
+) -> Inspector {
     let inspector = Inspector::default();
     let Outputs { metrics, status, health, .. } = outputs.clone();
     let pin_directory = config.ebpf.pin_dir.clone();
     let node = NodeInspector { inspector: inspector.clone(), metrics, status, health, pin_directory };
-    let routes = inspect::routes(node);
+    let tracer = Tracer::new(inspector.clone(), dataplane::load_tracing(config, launcher));
+    let routes = inspect::routes(node).merge(trace_routes(tracer));
     tasks.spawn(async move { match health::serve_local(inspect::SOCKET, routes).await {} });
     inspector
 }

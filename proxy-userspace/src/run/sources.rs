@@ -41,7 +41,7 @@ pub(super) fn start(
     let drift = Arc::new(Notify::new());
     let node_facts = node_facts::start(config, launcher, &drift, outputs, tasks);
     tasks.spawn(report_removals(config.mode, Arc::clone(&drift)));
-    Inputs { events, node_facts, drift, settings, inspections: inspector.open() }
+    Inputs { events, node_facts, drift, settings, requests: inspector.open() }
 }
 
 /// Sends objects to the loop.

@@ -1,4 +1,4 @@
-//! `shunt get` and `shunt explain`: ask the daemon of this node, and print the answer.
+//! The subcommands that ask the daemon of this node, and print the answer.
 
 use std::{
     collections::HashSet,
@@ -16,7 +16,7 @@ use proxy_userspace::{
 };
 use tokio::{runtime, time::sleep};
 
-use super::offline;
+use super::{offline, trace::trace};
 
 /// The exit code for a wrong command line, as that of clap.
 const WRONG_USAGE: u8 = 2;
@@ -31,6 +31,7 @@ pub(crate) fn verb(verb: &Verb) -> ExitCode {
                 match verb {
                     Verb::Get(arguments) => get(arguments).await,
                     Verb::Explain(arguments) => explain(arguments).await,
+                    Verb::Trace(arguments) => trace(arguments).await,
                 }
             })
         });

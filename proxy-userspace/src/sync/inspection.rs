@@ -13,7 +13,7 @@ use tokio::{
 
 use super::left_out_ports::LeftOutPorts;
 use crate::{
-    dataplane::{BackstopStatus, LeftOutReason, Mode},
+    dataplane::{BackstopStatus, LeftOutReason, Mode, ebpf::TracingPrograms},
     model::{Model, ServicePortKey, UnixNanos},
 };
 
@@ -48,7 +48,16 @@ impl Inspected<'_> {
 }
 
 /// Reads the state of the loop.
-pub type Inspection = Box<dyn FnOnce(&Inspected<'_>) + Send>;
+type Inspection = Box<dyn FnOnce(&Inspected<'_>) + Send>;
+
+/// What others ask of the loop.
+pub enum Request {
+    /// Reads its state.
+    Read(Inspection),
+    /// Exchanges programs ([`Renderer::trace`](crate::dataplane::Renderer::trace)), and answers
+    /// whether the exchange was made.
+    Trace(Option<TracingPrograms>, oneshot::Sender<bool>),
+}
 
 /// The loop did not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,15 +73,19 @@ pub enum NoAnswer {
 /// Asks the loop that runs. Clones ask the same one.
 #[derive(Clone, Debug, Default)]
 pub struct Inspector {
-    running: Arc<Mutex<Option<mpsc::Sender<Inspection>>>>,
+    running: Arc<Mutex<Option<mpsc::Sender<Request>>>>,
 }
 
 impl Inspector {
     /// Returns what the next loop receives. Readers of the loop before get no answer.
-    pub fn open(&self) -> mpsc::Receiver<Inspection> {
-        let (to_loop, inspections) = mpsc::channel(MAX_WAITING);
+    pub fn open(&self) -> mpsc::Receiver<Request> {
+        let (to_loop, requests) = mpsc::channel(MAX_WAITING);
         *self.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(to_loop);
-        inspections
+        requests
+    }
+
+    fn running(&self) -> Result<mpsc::Sender<Request>, NoAnswer> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(NoAnswer::NotRunning)
     }
 
     /// Runs a reader between two syncs, and returns what it returns.
@@ -80,15 +93,47 @@ impl Inspector {
         &self,
         reader: impl FnOnce(&Inspected<'_>) -> T + Send + 'static,
     ) -> Result<T, NoAnswer> {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let to_loop = running.ok_or(NoAnswer::NotRunning)?;
         let (reply, answer) = oneshot::channel();
         let inspection: Inspection = Box::new(move |inspected| drop(reply.send(reader(inspected))));
-        let asked = async {
-            to_loop.send(inspection).await.map_err(|_| NoAnswer::NotRunning)?;
-            answer.await.map_err(|_| NoAnswer::NotRunning)
-        };
-        timeout(PATIENCE, asked).await.unwrap_or(Err(NoAnswer::Busy))
+        ask(&self.running()?, Request::Read(inspection), answer).await
+    }
+
+    /// Attaches programs that trace. Returns what ends that, or `None` if the mode or its state does
+    /// not allow it.
+    pub async fn trace(&self, programs: TracingPrograms) -> Result<Option<TraceEnd>, NoAnswer> {
+        let to_loop = self.running()?;
+        let (reply, answer) = oneshot::channel();
+        let is_done = ask(&to_loop, Request::Trace(Some(programs), reply), answer).await?;
+        Ok(is_done.then_some(TraceEnd(to_loop)))
+    }
+}
+
+async fn ask<T>(
+    to_loop: &mpsc::Sender<Request>,
+    request: Request,
+    answer: oneshot::Receiver<T>,
+) -> Result<T, NoAnswer> {
+    let asked = async {
+        to_loop.send(request).await.map_err(|_| NoAnswer::NotRunning)?;
+        answer.await.map_err(|_| NoAnswer::NotRunning)
+    };
+    timeout(PATIENCE, asked).await.unwrap_or(Err(NoAnswer::Busy))
+}
+
+/// Ends a trace.
+#[derive(Debug)]
+pub struct TraceEnd(mpsc::Sender<Request>);
+
+impl TraceEnd {
+    /// Waits until the loop that traces is gone, with its programs: shunt ends, or changes its mode.
+    pub async fn is_over(&self) {
+        self.0.closed().await;
+    }
+
+    /// Attaches the programs that do not trace.
+    pub async fn end(&self) -> Result<(), NoAnswer> {
+        let (reply, answer) = oneshot::channel();
+        ask(&self.0, Request::Trace(None, reply), answer).await.map(drop)
     }
 }
 

@@ -35,13 +35,13 @@ use self::{
     no_local_endpoints::NoLocalEndpoints, node_wait::NodeWait, report::unix_now, schedule::Schedule,
 };
 pub use self::{
-    inspection::{Inspected, Inspection, Inspector, NoAnswer},
+    inspection::{Inspected, Inspector, NoAnswer, Request, TraceEnd},
     node_wait::PodCidrsError,
     takeover_stage::TakeoverStage,
 };
 use crate::{
     causes::with_causes,
-    dataplane::{FailureScope, Mode, RenderError, Renderer},
+    dataplane::{FailureScope, Mode, RenderError, Renderer, ebpf::TracingPrograms},
     health::{HealthChecks, ProxyHealth, Status, SyncTask},
     metrics::{Metrics, SyncExtent, WatchedKind},
     model::{Dirty, IpFamily, Model, ModelSettings, NodeFacts, NodePortAddresses, UnixNanos, WatchEvent},
@@ -111,8 +111,8 @@ pub struct Inputs {
     pub drift: Arc<Notify>,
     /// Settings that replace those the loop started with.
     pub settings: watch::Receiver<SyncSettings>,
-    /// Readers of the loop's state.
-    pub inspections: mpsc::Receiver<Inspection>,
+    /// What others ask of the loop.
+    pub requests: mpsc::Receiver<Request>,
 }
 
 /// Where the loop reports to.
@@ -161,6 +161,7 @@ pub struct SyncLoop {
     last_full_read: Option<Instant>,
     trigger_times: Vec<UnixNanos>,
     last_logged: Option<Instant>,
+    exchanges_programs: bool,
 }
 
 impl SyncLoop {
@@ -187,6 +188,7 @@ impl SyncLoop {
             last_full_read: None,
             trigger_times: Vec::new(),
             last_logged: None,
+            exchanges_programs: false,
         }
     }
 
@@ -207,7 +209,11 @@ impl SyncLoop {
             let wake = self.schedule.wake_at().into_iter().chain(self.node_wait.wake_at()).min();
             tokio::select! {
                 biased;
-                () = shutdown.cancelled() => return Ok(()),
+                () = shutdown.cancelled() => {
+                    // If that fails, programs that trace stay until the next start.
+                    let _ = self.exchange_programs(None, takeover);
+                    return Ok(());
+                }
                 event = inputs.events.recv() => {
                     self.take_event(event.ok_or(SyncError::SourceEnded)?);
                     self.take_queued_events(&mut inputs.events);
@@ -225,10 +231,16 @@ impl SyncLoop {
                     self.schedule.suspect_drift();
                     self.renderer.distrust();
                 }
-                Some(inspection) = inputs.inspections.recv() => {
-                    inspection(&self.inspected());
-                    continue;
-                }
+                Some(request) = inputs.requests.recv() => match request {
+                    Request::Read(inspection) => {
+                        inspection(&self.inspected());
+                        continue;
+                    }
+                    // Nobody waits for the answer if the asker is gone.
+                    Request::Trace(programs, reply) => {
+                        let _ = reply.send(self.exchange_programs(programs, takeover)?);
+                    }
+                },
                 () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
             if self.node_wait.check(&self.model, Instant::now())? {
@@ -249,6 +261,20 @@ impl SyncLoop {
             left_out: &self.left_out_ports,
             programmed: &self.programmed,
         }
+    }
+
+    /// Exchanges the programs for others that trace, or back. Returns false if nothing changes. If
+    /// attaching them fails, the next sync tries again.
+    fn exchange_programs(
+        &mut self,
+        programs: Option<TracingPrograms>,
+        takeover: &mut dyn TakeoverStage,
+    ) -> Result<bool, SyncError> {
+        self.exchanges_programs = self.renderer.trace(programs);
+        if self.exchanges_programs {
+            self.sync(Instant::now(), SyncExtent::Partial, takeover)?;
+        }
+        Ok(std::mem::take(&mut self.exchanges_programs))
     }
 
     fn take_settings(&mut self, SyncSettings { model, periods }: SyncSettings) {
@@ -300,7 +326,8 @@ impl SyncLoop {
         due: SyncExtent,
         takeover: &mut dyn TakeoverStage,
     ) -> Result<(), SyncError> {
-        let dirty = self.model.resolve();
+        let mut dirty = self.model.resolve();
+        dirty.node |= self.exchanges_programs;
         // Updated here, not only after a success: the model reports each dirty port once.
         self.no_local_endpoints.update(self.model.snapshot(), &dirty);
         self.conflicts.update(self.model.conflicts());

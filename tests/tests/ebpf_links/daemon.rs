@@ -67,7 +67,7 @@ impl Daemon {
             node_facts,
             drift: Arc::clone(&disturbed),
             settings: settings.subscribe(),
-            inspections: Inspector::default().open(),
+            requests: Inspector::default().open(),
         };
         let running = {
             let _inside = bench.runtime.enter();

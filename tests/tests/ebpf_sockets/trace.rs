@@ -10,6 +10,7 @@ use std::{
 use aya::maps::{HashMap, MapData};
 use proxy_common::layout::{EndpointKey, EndpointValue};
 use proxy_userspace::{
+    dataplane::ebpf::{EbpfSettings, MapSizes, TracingPrograms},
     kernel::bpf::LogLevel,
     model::{Dirty, Protocol},
 };
@@ -74,6 +75,27 @@ fn programs_trace_only_if_asked_and_have_no_code_for_it_otherwise() {
         // Tracing takes more than 1,000 instructions. Without it, only the check remains.
         assert!(without[name] + 1_000 < with[name], "{name}: {} and {}", without[name], with[name]);
     }
+}
+
+/// All programs pass the verifier with the code that traces, and with the code that captures packets.
+#[test]
+fn programs_that_trace_use_the_maps_of_those_that_do_not() {
+    let mut bench = Bench::new();
+    let (_server, endpoint) = tcp_server("127.0.0.1:0");
+    let vip = bench.serve(Protocol::Tcp, "10.96.7.8:80", &[endpoint]);
+    for packets in [false, true] {
+        let (programs, mut records) = TracingPrograms::load(&bench.settings, packets).expect("loaded");
+        TcpStream::connect(vip).expect("connect");
+        assert_eq!(records.events(10), [], "they are not attached");
+        assert_eq!(records.lost().expect("counts"), 0);
+        drop(programs);
+    }
+    let other = EbpfSettings {
+        map_sizes: MapSizes { services: bench.settings.map_sizes.services * 2, ..bench.settings.map_sizes },
+        ..bench.settings.clone()
+    };
+    let error = TracingPrograms::load(&other, false).err().expect("the maps have another size");
+    assert!(error.to_string().contains("use the maps of this shunt"), "{error}");
 }
 
 fn connections_are_traced(bench: &mut Bench) {

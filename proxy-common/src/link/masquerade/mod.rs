@@ -70,7 +70,7 @@ pub(super) fn original<F: Frame, T: Tables>(
     if !may_begin(&outgoing) {
         observe(frame, tables, packet, &outgoing);
     } else if !begin(frame, tables, &mut outgoing) {
-        outgoing.trace(tables, Counter::NotMasqueraded);
+        outgoing.trace(frame, tables, Counter::NotMasqueraded);
         return count_drop(tables, Counter::NotMasqueraded);
     }
     translate(frame, tables, packet, protocol, (&outgoing.key, &outgoing.flow), Direction::Reply)

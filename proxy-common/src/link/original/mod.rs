@@ -29,8 +29,8 @@ pub(super) struct ClientPacket {
 
 impl ClientPacket {
     #[inline(always)]
-    pub(super) fn trace(&self, tables: &impl Tables, verdict: Counter) {
-        tables.trace(verdict, &self.key, &self.flow);
+    pub(super) fn trace(&self, frame: &impl Frame, tables: &impl Tables, verdict: Counter) {
+        tables.trace(verdict, frame.link(), &self.key, &self.flow);
     }
 }
 
@@ -64,15 +64,15 @@ pub(super) fn transport<F: Frame, T: Tables>(
         class @ (Classification::New | Classification::Reused) => {
             if !entries::write(tables, &mut incoming, matches!(class, Classification::Reused)) {
                 tables.count_service(incoming.flow.service, ServiceEvent::Drop);
-                incoming.trace(tables, Counter::FlowNotRecorded);
+                incoming.trace(frame, tables, Counter::FlowNotRecorded);
                 return count_drop(tables, Counter::FlowNotRecorded);
             }
-            incoming.trace(tables, Counter::FlowsBegun);
+            incoming.trace(frame, tables, Counter::FlowsBegun);
         }
         Classification::Proceed => return Outcome::Proceed,
         Classification::Drop | Classification::Retry => return Outcome::Drop,
         Classification::Rejected(reason) => {
-            incoming.trace(tables, reason);
+            incoming.trace(frame, tables, reason);
             let is_refused = matches!(reason, Counter::Refused | Counter::UnknownConnection);
             return if is_refused { Outcome::Proceed } else { Outcome::Drop };
         }
@@ -152,7 +152,7 @@ fn translate<F: Frame, T: Tables>(
     }
     let event = ServiceEvent::ToEndpoint(ip_length(frame, packet));
     let rewritten = rewrite::transport(frame, packet, *protocol, key, flow);
-    forward(finish_flow_packet(tables, key, flow, event, rewritten), flow)
+    forward(finish_flow_packet(frame, tables, (key, flow), event, rewritten), flow)
 }
 
 /// Sets bits of the mark, and returns them.

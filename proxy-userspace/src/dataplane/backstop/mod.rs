@@ -16,7 +16,7 @@ use super::{
     DisplacedLink, FailureScope, KernelCounts, LeftOutPort, MapFill, Mode, ModeMetricsReader, RenderError,
     Renderer,
     conntrack::StaleUdpDeletion,
-    ebpf::{depends_on_source, leaves_pods_to_links},
+    ebpf::{TracingPrograms, depends_on_source, leaves_pods_to_links},
     sctp_ports::SctpPorts,
 };
 use crate::{
@@ -396,6 +396,10 @@ impl Renderer for Backstopped {
 
     fn displaced(&self) -> Vec<DisplacedLink> {
         self.programs.displaced()
+    }
+
+    fn trace(&mut self, programs: Option<TracingPrograms>) -> bool {
+        self.programs.trace(programs)
     }
 
     fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {

@@ -92,7 +92,7 @@ impl Ebpf {
             Step::InstallRules => self.rules.as_mut().map_or(Ok(()), Rules::install)?,
             Step::AttachLink(at, link) => {
                 self.begin_settling()?;
-                let attached = self.links.attach(&mut self.object, &self.pins, *at, link)?;
+                let attached = self.links.attach(&mut self.programs.object, &self.pins, *at, link)?;
                 // The link may be gone or left out.
                 state.links.extend(attached.map(|attached| (*at, attached)));
                 return Ok(());

@@ -29,15 +29,14 @@ pub(super) use self::plan::translate::depends_on_source;
 pub(crate) use self::plan::translate::{leaves_pods_to_links, masquerades};
 use self::{
     checkers::{Checkers, OnDrift},
-    direct::DirectApprover,
     links::Links,
     maps::{
         Maps, counters::Counters, prefilter::PrefilterBits, service_counts::ServiceSlots,
         sweeper::FlowSweeper,
     },
     sockets::SocketReleaser,
-    trace::TraceLogger,
-    upgrade::{StagedMaps, handover, own_netns, state_maps::StateCopies},
+    trace::{Programs, TraceLogger},
+    upgrade::{handover, own_netns, state_maps::StateCopies},
 };
 pub use self::{
     error::EbpfError,
@@ -49,12 +48,13 @@ pub use self::{
         step::{MapEntry, Step},
     },
     rules::{MASQUERADED_PORTS, Marks, NAMES as RULE_NAMES, Rules},
+    trace::{TraceRecords, TracingPrograms},
 };
 use super::{Dataplane, DisplacedLink, FailureScope, KernelCounts, LeftOutPort, MapFill, lock};
 use crate::{
     kernel::{
         KernelError,
-        bpf::{self, LogLevel, Object, PinDir},
+        bpf::{self, LogLevel, Object, PinDir, Recording},
         capabilities,
         cgroup::Cgroup,
         command::Launcher,
@@ -90,15 +90,21 @@ pub struct EbpfSettings {
 }
 
 impl EbpfSettings {
-    fn rules(&self) -> Option<Rules> {
-        let rules = |launcher| Rules::new(self.marks, self.netfilter_masquerades, launcher);
-        self.netfilter.clone().map(rules)
+    /// Returns the rules, with those for the marks of an earlier process.
+    fn rules(&self, previous: Option<Marks>) -> Option<Rules> {
+        let rules = Rules::new(self.marks, self.netfilter_masquerades, self.netfilter.clone()?);
+        Some(match previous {
+            Some(previous) => rules.with_previous_marks(previous),
+            None => rules,
+        })
     }
 }
 
 /// The dataplane: loaded programs and open maps.
 pub struct Ebpf {
-    object: Object,
+    programs: Programs,
+    /// The programs of this process while others, which trace, are attached.
+    own_programs: Option<Programs>,
     maps: Maps,
     pins: PinDir,
     cgroup: Cgroup,
@@ -108,7 +114,6 @@ pub struct Ebpf {
     /// `None` if everything is read on the thread of the caller.
     checkers: Option<Checkers>,
     _log: Option<TraceLogger>,
-    _direct_approver: DirectApprover,
     /// State to be copied when the programs of this process take over.
     state_copies: StateCopies,
     service_slots: ServiceSlots,
@@ -137,32 +142,29 @@ impl Ebpf {
         let staged = upgrade::stage(&pins, &specs)?;
         let directory = staged.as_ref().map_or(pins.path(), |staged| &*staged.directory);
         let slots = service_slots(sizes.counted_services);
-        let mut object = Object::load(OBJECT, &specs, &[("SERVICE_SLOTS", slots)], settings.log, directory)?;
-        let state_copies = match &staged {
-            Some(StagedMaps { directory, keeps_state: true }) => {
-                StateCopies::between(&pins, &specs, directory)?
-            }
-            _ => StateCopies::default(),
-        };
+        let mut object = Object::load(
+            OBJECT,
+            &specs,
+            &[("SERVICE_SLOTS", slots)],
+            Recording::Log(settings.log),
+            directory,
+        )?;
+        let state_copies = upgrade::state_copies(&pins, &specs, staged.as_ref())?;
         let sweeper = FlowSweeper::start(&object, &sizes, directory)?;
-        let log = TraceLogger::start(&mut object, settings.log)?;
-        let direct_approver = DirectApprover::start(&mut object, directory)?;
         // New marks wait until only programs of this process are attached and the rules are
         // installed.
         let previous = maps::pinned_marks(pins.path()).filter(|previous| *previous != settings.marks);
         let mut maps = Maps::open(&mut object, sizes, previous.unwrap_or(settings.marks))?;
         let (service_slots, service_counts) =
             ServiceSlots::open(&mut object, sizes.counted_services, slots, cpus)?;
-        let counters = Some(Counters::open(&mut object, service_counts, Arc::clone(&maps.prefilter))?);
+        let counters = Counters::open(&mut object, service_counts, Arc::clone(&maps.prefilter))?;
         maps.set_node(netns::current_cookie()?)?;
         let socket_releaser = SocketReleaser::start(directory)?;
         let links = Links::open(settings.link_attachment, &mut object)?;
-        let rules = settings.rules().map(|rules| match previous {
-            Some(previous) => rules.with_previous_marks(previous),
-            None => rules,
-        });
+        let log = TraceLogger::start(&mut object, settings.log)?;
+        let programs = Programs::new(object, directory)?;
         Ok(Self {
-            object,
+            own_programs: None,
             maps,
             pins,
             cgroup,
@@ -171,11 +173,11 @@ impl Ebpf {
             sweeper,
             checkers: None,
             _log: log,
-            _direct_approver: direct_approver,
+            programs,
             state_copies,
             service_slots,
-            counters,
-            rules,
+            counters: Some(counters),
+            rules: settings.rules(previous),
             new_marks: previous.map(|_| settings.marks),
             is_staged: staged.is_some(),
             attached: false,
@@ -201,7 +203,7 @@ impl Ebpf {
 
     /// Removes the netfilter rules that any process installed in this network namespace.
     pub fn remove_rules(settings: &EbpfSettings) -> Vec<EbpfError> {
-        let errors = settings.rules().map_or_else(Vec::new, |mut rules| rules.remove());
+        let errors = settings.rules(None).map_or_else(Vec::new, |mut rules| rules.remove());
         errors.into_iter().map(EbpfError::from).collect()
     }
 
@@ -327,6 +329,10 @@ impl Dataplane for Ebpf {
             Some(MapFill { map: map.name, entries, capacity: sizes.entries(map.name) })
         };
         MAPS.iter().filter_map(fill).collect()
+    }
+
+    fn trace(&mut self, state: &mut State, programs: Option<TracingPrograms>) -> bool {
+        self.exchange(state, programs)
     }
 
     fn left_out(&self) -> Vec<Arc<str>> {

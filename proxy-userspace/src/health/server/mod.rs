@@ -57,6 +57,9 @@ pub(super) const SERVER: Limits = Limits {
     total: Duration::from_mins(10),
 };
 
+/// The limits of the local socket, on which a trace may take a day.
+pub(super) const LOCAL: Limits = Limits { total: Duration::from_hours(24), ..SERVER };
+
 /// The limits of each health check node port, of which a node may have thousands.
 pub(super) const HEALTH_CHECK_NODE_PORT: Limits = Limits { connections: 32, ..SERVER };
 

@@ -13,7 +13,7 @@ use std::{
 
 use aya::{
     Pod,
-    maps::{MapData, RingBuf},
+    maps::{MapData, PerCpuArray, RingBuf},
 };
 use aya_log::EbpfLogger;
 use nix::{
@@ -21,6 +21,8 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::eventfd::{EfdFlags, EventFd},
 };
+
+use proxy_common::layout::LostRecord;
 
 use super::{super::KernelError, Object};
 
@@ -48,17 +50,73 @@ impl LogLevel {
             Self::Debug => aya_log::Level::Debug as u8,
         }
     }
+}
 
-    /// Returns the size of each ring buffer: room for some 1,600 trace events, or the minimum of
-    /// one page.
-    pub(super) fn ring_bytes(self) -> u32 {
-        if self == Self::Off { 4096 } else { 128 * 1024 }
+/// The smallest ring buffer: a page.
+const SMALLEST_RING: u32 = 4096;
+/// Room for some 1,300 trace events.
+const LOG_RING: u32 = 128 * 1024;
+/// Room for some 40,000 trace events.
+const TRACE_RING: u32 = 4 * 1024 * 1024;
+/// Room for some 7,000 packets.
+const CAPTURE_RING: u32 = 16 * 1024 * 1024;
+
+/// What the programs of an object record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recording {
+    /// What the log shows.
+    Log(LogLevel),
+    /// All trace events, and with `packets` the packets on links.
+    Trace {
+        /// Captures packets.
+        packets: bool,
+    },
+}
+
+impl Recording {
+    /// Returns the number of the level that aya-log uses.
+    pub(super) fn level(self) -> u8 {
+        match self {
+            Self::Log(level) => level.number(),
+            Self::Trace { .. } => LogLevel::Debug.number(),
+        }
+    }
+
+    /// Returns the value of the constant that turns capturing on.
+    pub(super) const fn captures(self) -> u32 {
+        matches!(self, Self::Trace { packets: true }) as u32
+    }
+
+    /// Returns the ring buffer maps, and the bytes of each.
+    pub(super) fn rings(self) -> [(&'static str, u32); 3] {
+        let [events, messages, packets] = match self {
+            Self::Log(LogLevel::Off) => [SMALLEST_RING; 3],
+            Self::Log(_) => [LOG_RING, LOG_RING, SMALLEST_RING],
+            Self::Trace { packets: false } => [TRACE_RING, LOG_RING, SMALLEST_RING],
+            Self::Trace { packets: true } => [TRACE_RING, LOG_RING, CAPTURE_RING],
+        };
+        [("trace_events", events), ("AYA_LOGS", messages), ("captured_packets", packets)]
     }
 }
 
-/// The ring buffer maps: that of trace events, and that of aya-log.
-pub(super) const RINGS: [&str; 2] = ["trace_events", "AYA_LOGS"];
 pub(super) const LEVEL: &str = aya_log::LEVEL;
+pub(super) const CAPTURES: &str = "CAPTURES_PACKETS";
+
+/// Reads the number of records for which there was no room.
+pub struct LostRecords(PerCpuArray<MapData, u64>);
+
+impl LostRecords {
+    /// Takes the counts out of an object.
+    pub fn new(object: &mut Object) -> Result<Self, KernelError> {
+        Ok(Self(object.take_map("lost_records")?))
+    }
+
+    /// Returns the number since the programs were loaded.
+    pub fn read(&self, record: LostRecord) -> Result<u64, KernelError> {
+        let counts = self.0.get(&(record as u32), 0);
+        counts.map(|counts| counts.iter().sum()).map_err(KernelError::bpf("read map", "lost_records"))
+    }
+}
 
 /// Wakes a thread up that waits for records ([`RingReader::wait`]).
 #[derive(Clone, Debug)]
@@ -106,18 +164,30 @@ impl<T: Pod> RingReader<T> {
         Ok(!sources[1].any().unwrap_or(true))
     }
 
+    /// Reads until the ring buffer is empty, but at most `most` records.
+    pub fn read_some(&mut self, most: usize) -> Vec<T> {
+        let mut records = Vec::new();
+        while records.len() < most
+            && let Some(bytes) = self.ring.next()
+        {
+            records.extend(Self::record(&bytes));
+        }
+        records
+    }
+
     /// Reads until the ring buffer is empty. If programs can write faster than `take` returns,
     /// `take` has to pause. The kernel then drops the records for which there is no room.
     pub fn read(&mut self, mut take: impl FnMut(T)) {
         while let Some(bytes) = self.ring.next() {
-            if bytes.len() != size_of::<T>() {
-                continue;
-            }
-            // SAFETY: there are as many bytes as T has, and every bit pattern is a value of it.
-            let record = unsafe { bytes.as_ptr().cast::<T>().read_unaligned() };
+            let record = Self::record(&bytes);
             drop(bytes);
-            take(record);
+            record.into_iter().for_each(&mut take);
         }
+    }
+
+    fn record(bytes: &[u8]) -> Option<T> {
+        // SAFETY: there are as many bytes as T has, and every bit pattern is a value of it.
+        (bytes.len() == size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
     }
 }
 

@@ -34,7 +34,7 @@ use self::tc::LinkProgram;
 pub use self::{
     batch::{Reader, Writer},
     link::{attach, is_attached},
-    log::{LogLevel, MessageReader, RingReader, Wakeup},
+    log::{LogLevel, LostRecords, MessageReader, Recording, RingReader, Wakeup},
     mapped::MappedWords,
     pins::{DEFAULT_PIN_DIR, PinDir, first_words, pinned_reader},
 };
@@ -87,13 +87,13 @@ impl Object {
     /// Loads an object and pins its maps in `directory`. Maps that are pinned there already are
     /// used as they are: check them with [`PinDir::holds`] first.
     ///
-    /// `constants` are global variables whose values the verifier takes as fixed. `log_level` is
-    /// the level of what the programs write for [`RingReader`] and [`MessageReader`].
+    /// `constants` are global variables whose values the verifier takes as fixed. `recording` is
+    /// what the programs write for [`RingReader`] and [`MessageReader`].
     pub fn load(
         bytes: &[u8],
         maps: &[MapSpec],
         constants: &[(&'static str, u32)],
-        log_level: LogLevel,
+        recording: Recording,
         directory: &Path,
     ) -> Result<Self, KernelError> {
         // Kernels before 5.11 (97306be45fbe) charge maps and programs to this limit. If it cannot
@@ -114,10 +114,11 @@ impl Object {
         for (name, value) in constants {
             loader.override_global(name, value, true);
         }
-        let level = log_level.number();
+        let (level, captures) = (recording.level(), recording.captures());
         loader.override_global(log::LEVEL, &level, true);
-        for ring in log::RINGS {
-            loader.map_max_entries(ring, log_level.ring_bytes());
+        loader.override_global(log::CAPTURES, &captures, true);
+        for (ring, bytes) in recording.rings() {
+            loader.map_max_entries(ring, bytes);
         }
         let mut ebpf = loader.load(bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
         for (name, program) in ebpf.programs_mut().filter(|(_, program)| !is_link_program(program)) {

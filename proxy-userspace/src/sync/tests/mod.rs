@@ -90,7 +90,7 @@ impl Daemon {
             node_facts,
             drift: Arc::clone(&drift),
             settings: settings.subscribe(),
-            inspections: inspector.open(),
+            requests: inspector.open(),
         };
         let task = tokio::spawn(async move { sync.run(inputs, &mut ()).await });
         Self { fake, outputs, events, facts, drift, settings, inspector, shutdown, task }

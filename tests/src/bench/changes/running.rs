@@ -119,7 +119,7 @@ impl RunningLoop {
             node_facts,
             drift: disturbed,
             settings,
-            inspections: Inspector::default().open(),
+            requests: Inspector::default().open(),
         };
         let looping = tokio::spawn(async move { Ok(sync.run(inputs, &mut ()).await?) });
         Ok(Self { events, rendered, shutdown, looping })

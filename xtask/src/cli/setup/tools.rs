@@ -19,7 +19,7 @@ pub(crate) struct Tool {
 }
 
 /// All tools.
-pub(crate) const TOOLS: [Tool; 8] = [
+pub(crate) const TOOLS: [Tool; 9] = [
     tool(
         "bpftool",
         "the demo shows the BPF maps with it",
@@ -41,6 +41,7 @@ pub(crate) const TOOLS: [Tool; 8] = [
         "--version",
         &[&["prometheus"]],
     ),
+    tool("tshark", "tests read captured packets with it", "--version", &[&["tshark"]]),
     tool("strace", "tests count system calls with it", "--version", &[&["strace"]]),
     tool("ethtool", "conformance cases switch offloads of links with it", "--version", &[&["ethtool"]]),
 ];

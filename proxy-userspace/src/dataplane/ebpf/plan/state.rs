@@ -237,6 +237,13 @@ impl State {
         services.chain(endpoints.map(|endpoint| PrefilterItem::of_endpoint(&endpoint.addr, endpoint.port)))
     }
 
+    /// Records that the programs of this process are others now, so that none is attached.
+    pub(crate) fn outdate_programs(&mut self) {
+        self.attached = false;
+        let ours = |state: &&mut HookState| !matches!(state, HookState::LeftOut);
+        self.links.values_mut().filter(ours).for_each(|state| *state = HookState::Outdated);
+    }
+
     /// Returns true if only programs of this process are attached.
     pub(crate) fn is_taken_over(&self) -> bool {
         self.attached && !self.links.values().any(|state| *state == HookState::Outdated)

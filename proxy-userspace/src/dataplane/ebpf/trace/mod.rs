@@ -1,5 +1,6 @@
-//! Logs the trace events and the error messages of the eBPF programs, on a thread of its own, if
-//! they are on.
+//! Programs that trace, and the log of trace events and error messages, on a thread of its own.
+
+mod programs;
 
 use std::{
     net::SocketAddr,
@@ -16,6 +17,8 @@ use proxy_common::{
     layout::{Counter, Endpoint, Program, TraceEvent},
 };
 
+pub(super) use self::programs::Programs;
+pub use self::programs::{TraceRecords, TracingPrograms};
 use crate::{
     dataplane::lock,
     kernel::{
@@ -191,14 +194,14 @@ mod tests {
             vip: "10.96.0.10:80".parse().unwrap(),
             endpoint: Some("10.244.1.5:8080".parse().unwrap()),
         };
-        assert_eq!(Line::new(&TraceEvent::of_socket(what, Protocol::Tcp, 7, &vip, &to)), expected);
+        assert_eq!(Line::new(&TraceEvent::of_socket(what, 1, (2, Protocol::Tcp), 7, [&vip, &to])), expected);
     }
 
     #[test]
     fn dropped_packet_has_a_source_and_a_reason_but_no_endpoint() {
         let [source, destination] = ["[2001:db8::1]:4000", "[fd00::10]:53"].map(endpoint);
         let key = FlowKey::new(Direction::Original, Protocol::Udp, Tuple { source, destination });
-        let event = TraceEvent::of_flow(Program::OutIp, Counter::SourceNotAllowed, &key, &Flow::NONE);
+        let event = TraceEvent::of_flow((Program::OutIp, Counter::SourceNotAllowed), 1, 2, &key, &Flow::NONE);
         let expected = Line {
             program: "shunt_out_ip",
             verdict: "source_not_allowed",

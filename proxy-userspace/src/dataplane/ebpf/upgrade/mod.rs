@@ -12,7 +12,7 @@ use proxy_common::{
     layout::{Flow, FlowKey, LAYOUT_VERSION, STATE_LAYOUT_VERSION},
 };
 
-use self::state_maps::CopyPass;
+use self::state_maps::{CopyPass, StateCopies};
 use super::{Ebpf, LINKS, Rules, State, links, maps, translates_requests};
 use crate::{
     causes::with_causes,
@@ -53,6 +53,18 @@ pub(crate) fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<Stag
     Ok(Some(StagedMaps { directory, keeps_state }))
 }
 
+/// Returns what is to be copied to new maps when the programs of this process take over.
+pub(crate) fn state_copies(
+    pins: &PinDir,
+    specs: &[bpf::MapSpec],
+    staged: Option<&StagedMaps>,
+) -> Result<StateCopies, KernelError> {
+    match staged {
+        Some(StagedMaps { directory, keeps_state: true }) => StateCopies::between(pins, specs, directory),
+        _ => Ok(StateCopies::default()),
+    }
+}
+
 /// How long programs do not refuse unknown connections while maps of another size are filled.
 const SETTLING: Duration = Duration::from_secs(5);
 
@@ -62,7 +74,7 @@ impl Ebpf {
         // The directory may have been removed, with the links that keep the programs attached.
         self.pins.restore()?;
         self.state_copies.run(CopyPass::First);
-        let mut programs: Vec<_> = self.object.cgroup_programs_mut().collect();
+        let mut programs: Vec<_> = self.programs.object.cgroup_programs_mut().collect();
         programs.sort_by_key(|(name, _)| translates_requests(name));
         for (name, program) in programs {
             bpf::attach(program, &self.cgroup, &self.pins.link(name))?;
@@ -71,12 +83,13 @@ impl Ebpf {
             self.pins.take_next()?;
             self.is_staged = false;
         }
-        let names: Vec<String> = self.object.cgroup_programs_mut().map(|(name, _)| name.to_owned()).collect();
+        let names: Vec<String> =
+            self.programs.object.cgroup_programs_mut().map(|(name, _)| name.to_owned()).collect();
         // An earlier version may have had other programs.
         let is_used =
             |name: &str| names.iter().any(|used| used == name) || links::from_pin_name(name).is_some();
         self.pins.remove_links(|name| name.starts_with(LINKS) && !is_used(name))?;
-        self.object.restore_pins(self.pins.path())?;
+        self.programs.object.restore_pins(self.pins.path())?;
         if netns::current_cookie()?.is_none() {
             self.find_own_netns();
         }
@@ -127,7 +140,7 @@ impl Ebpf {
     fn forget(&self, is_forgotten: &dyn Fn(&FlowKey, &Flow) -> bool) -> Result<(), KernelError> {
         for map in handover::FLOW_MAPS {
             let capacity = self.maps.sizes.entries(map);
-            handover::forget(&self.pins, map, self.object.reader(map)?, capacity, is_forgotten)?;
+            handover::forget(&self.pins, map, self.programs.object.reader(map)?, capacity, is_forgotten)?;
         }
         Ok(())
     }
@@ -191,10 +204,10 @@ impl Ebpf {
 
     /// Returns true if all socket programs are attached and all maps are pinned.
     pub(crate) fn is_attached(&mut self) -> Result<bool, KernelError> {
-        if !self.attached || !self.object.is_pinned(self.pins.path()) {
+        if !self.attached || !self.programs.object.is_pinned(self.pins.path()) {
             return Ok(false);
         }
-        for (name, _) in self.object.cgroup_programs_mut() {
+        for (name, _) in self.programs.object.cgroup_programs_mut() {
             if !bpf::is_attached(&self.cgroup, &self.pins.link(name))? {
                 return Ok(false);
             }

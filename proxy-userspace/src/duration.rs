@@ -11,7 +11,7 @@ const MAX_NANOS: f64 = 9.2e18;
 
 /// Reads a duration in the syntax of Go's `time.ParseDuration`. Returns `None` if it is invalid or
 /// negative.
-pub(super) fn parse(text: &str) -> Option<Duration> {
+pub(crate) fn parse(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {
         return Some(Duration::ZERO);
@@ -39,7 +39,7 @@ pub(super) fn parse(text: &str) -> Option<Duration> {
 }
 
 /// Formats a duration as Go's `Duration.String` does: `1h0m0s`, `1.5s`, `250ms`, `0s`.
-pub(super) fn format(duration: Duration) -> String {
+pub(crate) fn format(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     let seconds = duration.as_secs();
     let fraction = |nanos: u128, unit: u128| {

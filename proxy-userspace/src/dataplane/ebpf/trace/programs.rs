@@ -1,0 +1,110 @@
+//! Programs that trace: copies of the programs of this process, with the same maps. While somebody
+//! traces they are attached in place of the others, which have no code for it.
+
+use std::{mem, path::Path};
+
+use proxy_common::layout::{CapturedPacket, LostRecord, TraceEvent, service_slots};
+
+use super::super::{Ebpf, EbpfError, EbpfSettings, OBJECT, direct::DirectApprover, maps, plan::state::State};
+use crate::kernel::{
+    KernelError,
+    bpf::{self, LostRecords, Object, PinDir, Recording, RingReader},
+};
+
+/// The link programs, all of which are loaded before any is attached.
+const LINK_PROGRAMS: [&str; 4] = ["shunt_out_eth", "shunt_in_eth", "shunt_out_ip", "shunt_in_ip"];
+
+/// Loaded programs that trace.
+#[derive(Debug)]
+pub struct TracingPrograms(Programs);
+
+/// The programs of a dataplane, and the thread that answers to their requests.
+#[derive(Debug)]
+pub(in super::super) struct Programs {
+    pub(in super::super) object: Object,
+    _direct_approver: DirectApprover,
+}
+
+impl Programs {
+    /// Starts the thread, with the maps that are pinned in `directory`.
+    pub(in super::super) fn new(mut object: Object, directory: &Path) -> Result<Self, KernelError> {
+        let direct_approver = DirectApprover::start(&mut object, directory)?;
+        Ok(Self { object, _direct_approver: direct_approver })
+    }
+}
+
+impl TracingPrograms {
+    /// Loads the programs, with `packets` those that capture packets. It takes as long as a start:
+    /// tenths of a second.
+    pub fn load(settings: &EbpfSettings, packets: bool) -> Result<(Self, TraceRecords), EbpfError> {
+        let pins = PinDir::existing(&settings.pin_dir)?.ok_or_else(|| {
+            KernelError::path("open", &settings.pin_dir)(std::io::ErrorKind::NotFound.into())
+        })?;
+        let (sizes, cpus) = (settings.map_sizes, bpf::cpus()?);
+        let specs = maps::specs(&sizes, cpus);
+        pins.holds(&specs).map_err(|difference| {
+            KernelError::call("use the maps of", "this shunt")(std::io::Error::other(difference))
+        })?;
+        let slots = service_slots(sizes.counted_services);
+        let recording = Recording::Trace { packets };
+        let mut object = Object::load(OBJECT, &specs, &[("SERVICE_SLOTS", slots)], recording, pins.path())?;
+        for name in LINK_PROGRAMS {
+            object.link_program(name)?;
+        }
+        let records = TraceRecords {
+            events: RingReader::new(&mut object, "trace_events")?,
+            packets: RingReader::new(&mut object, "captured_packets")?,
+            lost: LostRecords::new(&mut object)?,
+        };
+        Ok((Self(Programs::new(object, pins.path())?), records))
+    }
+}
+
+/// Reads what programs that trace write.
+pub struct TraceRecords {
+    events: RingReader<TraceEvent>,
+    packets: RingReader<CapturedPacket>,
+    lost: LostRecords,
+}
+
+impl TraceRecords {
+    /// Reads at most `most` of the events that programs have written, in their order on each CPU.
+    pub fn events(&mut self, most: usize) -> Vec<TraceEvent> {
+        self.events.read_some(most)
+    }
+
+    /// Reads at most `most` of the captured packets.
+    pub fn packets(&mut self, most: usize) -> Vec<CapturedPacket> {
+        self.packets.read_some(most)
+    }
+
+    /// Returns how many events and packets were lost so far, because nobody read fast enough.
+    pub fn lost(&self) -> Result<u64, EbpfError> {
+        Ok(self.lost.read(LostRecord::Event)? + self.lost.read(LostRecord::Packet)?)
+    }
+}
+
+impl Ebpf {
+    /// Exchanges the programs for those that trace, or for its own ones again (`None`). The next plan
+    /// for the node attaches them. Returns false if nothing changes: no programs trace, or new maps
+    /// are built beside those in use.
+    pub(in super::super) fn exchange(&mut self, state: &mut State, tracing: Option<TracingPrograms>) -> bool {
+        if !self.attached || self.is_staged {
+            return false;
+        }
+        let was_tracing = self.own_programs.is_some();
+        if let Some(own) = self.own_programs.take() {
+            self.programs = own;
+        }
+        match tracing {
+            Some(TracingPrograms(tracing)) => {
+                self.own_programs = Some(mem::replace(&mut self.programs, tracing));
+            }
+            None if !was_tracing => return false,
+            None => {}
+        }
+        self.attached = false;
+        state.outdate_programs();
+        true
+    }
+}

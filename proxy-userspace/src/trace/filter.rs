@@ -1,0 +1,175 @@
+//! What a subscriber of a trace wants to see.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::record::{TracedEvent, TracedPacket, TracedVerdict};
+
+/// What to trace. Nothing is filtered by what is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceFilter {
+    /// Services of this namespace.
+    pub namespace: Option<String>,
+    /// The Service of this name.
+    pub name: Option<String>,
+    /// Connections in which this is the address of the client, the Service or the endpoint.
+    pub address: Option<IpAddr>,
+    /// With `address`: its port.
+    pub port: Option<u16>,
+    /// What shunt did.
+    #[serde(default)]
+    pub verdicts: VerdictFilter,
+    /// Packets on links too.
+    #[serde(default)]
+    pub packets: bool,
+}
+
+impl TraceFilter {
+    /// Returns true if the subscriber wants to see an event.
+    pub fn matches(&self, event: &TracedEvent) -> bool {
+        let addresses = [event.client, Some(event.vip), event.endpoint];
+        self.verdicts.contains(event.verdict)
+            && self.matches_service(event.service.as_deref())
+            && self.matches_any(addresses.into_iter().flatten())
+    }
+
+    /// Returns true if the subscriber wants to see a packet with these addresses.
+    pub fn matches_packet(&self, packet: &TracedPacket, addresses: &[SocketAddr]) -> bool {
+        self.packets
+            && self.verdicts.contains(packet.verdict)
+            && self.matches_service(packet.service.as_deref())
+            && self.matches_any(addresses.iter().copied())
+    }
+
+    /// Returns true if the service port, written `namespace/name:port`, is one of the wanted ones.
+    fn matches_service(&self, service: Option<&str>) -> bool {
+        if self.namespace.is_none() && self.name.is_none() {
+            return true;
+        }
+        let Some((namespace, port)) = service.and_then(|service| service.split_once('/')) else {
+            return false;
+        };
+        let name = port.split_once(':').map_or(port, |(name, _)| name);
+        self.namespace.as_deref().is_none_or(|wanted| wanted == namespace)
+            && self.name.as_deref().is_none_or(|wanted| wanted == name)
+    }
+
+    /// Returns true if one of the addresses is the wanted one.
+    fn matches_any(&self, addresses: impl IntoIterator<Item = SocketAddr>) -> bool {
+        let Some(wanted) = self.address else { return true };
+        let is_it = |address: SocketAddr| {
+            address.ip() == wanted && self.port.is_none_or(|port| port == address.port())
+        };
+        addresses.into_iter().any(is_it)
+    }
+}
+
+/// A set of verdicts. The empty set stands for all of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct VerdictFilter(pub Vec<TracedVerdict>);
+
+impl VerdictFilter {
+    /// Returns true if the verdict is in the set.
+    pub fn contains(&self, verdict: TracedVerdict) -> bool {
+        self.0.is_empty() || self.0.contains(&verdict)
+    }
+}
+
+impl From<VerdictFilter> for String {
+    fn from(VerdictFilter(verdicts): VerdictFilter) -> Self {
+        verdicts.iter().map(|verdict| verdict.name()).collect::<Vec<_>>().join(",")
+    }
+}
+
+impl TryFrom<String> for VerdictFilter {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl FromStr for VerdictFilter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const ALL: [TracedVerdict; 3] =
+            [TracedVerdict::Translated, TracedVerdict::Refused, TracedVerdict::Dropped];
+        let verdict = |name: &str| {
+            let known = ALL.into_iter().find(|known| known.name() == name);
+            known.ok_or_else(|| format!("{name} is no verdict: must be translated, refused or dropped"))
+        };
+        text.split(',').filter(|name| !name.is_empty()).map(verdict).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event() -> TracedEvent {
+        TracedEvent {
+            time: String::new(),
+            verdict: TracedVerdict::Refused,
+            reason: None,
+            protocol: "TCP".to_owned(),
+            client: Some("192.0.2.1:4000".parse().expect("an address")),
+            from: None,
+            vip: "10.96.0.80:80".parse().expect("an address"),
+            service: Some("shop/web:http".to_owned()),
+            endpoint: None,
+            pod: None,
+            by: String::new(),
+            link: None,
+        }
+    }
+
+    fn filter(query: &str) -> TraceFilter {
+        serde_urlencoded::from_str(query).expect("a filter")
+    }
+
+    #[test]
+    fn each_part_of_a_filter_must_match() {
+        for (query, is_wanted) in [
+            ("", true),
+            ("namespace=shop", true),
+            ("namespace=shop&name=web", true),
+            ("name=we", false),
+            ("namespace=sho", false),
+            ("address=192.0.2.1", true),
+            ("address=192.0.2.1&port=80", false),
+            ("address=10.96.0.80&port=80", true),
+            ("address=10.244.1.1", false),
+            ("verdicts=refused,dropped", true),
+            ("verdicts=translated", false),
+            ("name=web&verdicts=dropped", false),
+        ] {
+            assert_eq!(filter(query).matches(&event()), is_wanted, "{query}");
+        }
+        let unknown = TracedEvent { service: None, ..event() };
+        assert!(!filter("name=web").matches(&unknown), "nobody knows whose it is");
+    }
+
+    #[test]
+    fn a_filter_is_the_same_after_it_was_sent() {
+        let sent = TraceFilter {
+            namespace: Some("shop".to_owned()),
+            address: Some("fd00::1".parse().expect("an address")),
+            verdicts: "refused,dropped".parse().expect("verdicts"),
+            packets: true,
+            ..TraceFilter::default()
+        };
+        assert_eq!(filter(&serde_urlencoded::to_string(&sent).expect("a query")), sent);
+    }
+
+    #[test]
+    fn an_unknown_verdict_is_named() {
+        let error = "refused,lost".parse::<VerdictFilter>().expect_err("lost is no verdict");
+        assert_eq!(error, "lost is no verdict: must be translated, refused or dropped");
+    }
+}

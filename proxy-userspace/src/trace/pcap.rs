@@ -1,0 +1,162 @@
+//! Writes packets of a trace as pcapng: each packet as the program got it, and as it left it.
+
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    fs::File,
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use pcap_file::{
+    DataLink, PcapError,
+    pcapng::{
+        PcapNgWriter,
+        blocks::{
+            enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption},
+            interface_description::{InterfaceDescriptionBlock, InterfaceDescriptionOption},
+        },
+    },
+};
+
+use super::record::TracedPacket;
+
+/// A file of packets could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {path}")]
+pub struct CaptureError {
+    path: PathBuf,
+    #[source]
+    source: PcapError,
+}
+
+/// A pcapng file.
+pub struct CaptureFile<W: Write> {
+    path: PathBuf,
+    writer: PcapNgWriter<W>,
+    /// The numbers of interfaces by the name and kind of link.
+    links: HashMap<(String, bool), u32>,
+}
+
+impl CaptureFile<BufWriter<File>> {
+    /// Creates the file. What is in it is overwritten.
+    pub fn create(path: &Path) -> Result<Self, CaptureError> {
+        let created = File::create(path).map_err(PcapError::IoError);
+        let failed = |source| CaptureError { path: path.into(), source };
+        Self::new(path, BufWriter::new(created.map_err(failed)?))
+    }
+}
+
+impl<W: Write> CaptureFile<W> {
+    fn new(path: &Path, to: W) -> Result<Self, CaptureError> {
+        let writer = PcapNgWriter::new(to).map_err(|source| CaptureError { path: path.into(), source })?;
+        Ok(Self { path: path.into(), writer, links: HashMap::new() })
+    }
+
+    /// Writes a packet before the program and, if the program changed it, after it. The comments say
+    /// which is which.
+    pub fn write(&mut self, packet: &TracedPacket) -> Result<(), CaptureError> {
+        let before = format!("before {}{}", packet.program, of_unchanged(packet));
+        let after = format!("after {}: {}", packet.program, verdict(packet));
+        let written = self.write_bytes(packet, &packet.before, &before).and_then(|()| match &packet.after {
+            Some(bytes) => self.write_bytes(packet, bytes, &after),
+            None => Ok(()),
+        });
+        written.map_err(|source| CaptureError { path: self.path.clone(), source })
+    }
+
+    /// Writes what is buffered.
+    pub fn flush(&mut self) -> Result<(), CaptureError> {
+        let failed = |error| CaptureError { path: self.path.clone(), source: PcapError::IoError(error) };
+        self.writer.get_mut().flush().map_err(failed)
+    }
+
+    fn write_bytes(&mut self, packet: &TracedPacket, bytes: &str, comment: &str) -> Result<(), PcapError> {
+        let bytes = STANDARD.decode(bytes).map_err(|error| PcapError::IoError(io::Error::other(error)))?;
+        let block = EnhancedPacketBlock {
+            interface_id: self.interface(packet)?,
+            timestamp: Duration::from_nanos(packet.time_ns),
+            original_len: packet.length,
+            data: Cow::Owned(bytes),
+            options: vec![EnhancedPacketOption::Comment(Cow::Borrowed(comment))],
+        };
+        self.writer.write_pcapng_block(block).map(drop)
+    }
+
+    fn interface(&mut self, packet: &TracedPacket) -> Result<u32, PcapError> {
+        let link = (packet.link.clone(), packet.is_ethernet);
+        if let Some(number) = self.links.get(&link) {
+            return Ok(*number);
+        }
+        let linktype = if packet.is_ethernet { DataLink::ETHERNET } else { DataLink::RAW };
+        // Times are in nanoseconds.
+        let options = vec![
+            InterfaceDescriptionOption::IfName(Cow::Borrowed(&packet.link)),
+            InterfaceDescriptionOption::IfTsResol(9),
+        ];
+        self.writer.write_pcapng_block(InterfaceDescriptionBlock { linktype, snaplen: 0, options })?;
+        let number = u32::try_from(self.links.len()).unwrap_or(u32::MAX);
+        self.links.insert(link, number);
+        Ok(number)
+    }
+}
+
+fn verdict(packet: &TracedPacket) -> String {
+    let service = packet.service.as_ref().map(|service| format!(" for {service}")).unwrap_or_default();
+    format!("{}{service}", packet.verdict.name())
+}
+
+/// Returns the verdict for a packet that has no second copy.
+fn of_unchanged(packet: &TracedPacket) -> String {
+    if packet.after.is_some() { String::new() } else { format!(": {}", verdict(packet)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use pcap_file::pcapng::{Block, PcapNgReader};
+
+    use super::*;
+    use crate::trace::TracedVerdict;
+
+    fn packet(link: &str, after: Option<&str>) -> TracedPacket {
+        TracedPacket {
+            time_ns: 1_700_000_000_000_000_001,
+            link: link.to_owned(),
+            is_ethernet: true,
+            program: "shunt_in_eth".to_owned(),
+            verdict: if after.is_some() { TracedVerdict::Translated } else { TracedVerdict::Refused },
+            service: Some("shop/web".to_owned()),
+            length: 1000,
+            before: STANDARD.encode("before"),
+            after: after.map(|bytes| STANDARD.encode(bytes)),
+        }
+    }
+
+    #[test]
+    fn each_packet_is_there_as_it_came_and_as_it_left() {
+        let mut file = CaptureFile::new(Path::new("test"), Vec::new()).expect("a writer");
+        for packet in [packet("eth0", Some("after")), packet("eth1", None), packet("eth0", None)] {
+            file.write(&packet).expect("written");
+        }
+        let bytes = file.writer.into_inner();
+        let mut reader = PcapNgReader::new(bytes.as_slice()).expect("a reader");
+        let mut seen = Vec::new();
+        while let Some(block) = reader.next_block() {
+            if let Block::EnhancedPacket(packet) = block.expect("a block").into_owned() {
+                let Some(EnhancedPacketOption::Comment(comment)) = packet.options.first() else { panic!() };
+                let data = String::from_utf8_lossy(&packet.data).into_owned();
+                assert_eq!((packet.original_len, packet.timestamp.subsec_nanos()), (1000, 1));
+                seen.push((packet.interface_id, data, comment.to_string()));
+            }
+        }
+        let expected = [
+            (0, "before", "before shunt_in_eth"),
+            (0, "after", "after shunt_in_eth: translated for shop/web"),
+            (1, "before", "before shunt_in_eth: refused for shop/web"),
+            (0, "before", "before shunt_in_eth: refused for shop/web"),
+        ];
+        assert_eq!(seen, expected.map(|(link, data, comment)| (link, data.to_owned(), comment.to_owned())));
+    }
+}

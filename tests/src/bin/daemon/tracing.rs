@@ -1,0 +1,174 @@
+//! A scenario of `shunt trace`: it prints what clients did, and the programs trace only meanwhile.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::maps::loaded_maps;
+use proxy_userspace::trace::{TraceRecord, TracedEvent};
+use shunt_tests::{
+    agent::protocol::{Attempt, ConnectRequest, Protocol},
+    deadline::Deadline,
+    process::ChildProcess,
+    small_cluster::{CLUSTER_IP, DNS, NODE_PORT},
+    world::Host,
+};
+
+use super::test_node::{Setup, TestNode};
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an answer may take, and a connection without one.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A command that traces on the node.
+struct Trace {
+    process: ChildProcess,
+    output: PathBuf,
+}
+
+impl Trace {
+    /// Starts it, and waits until everything is traced.
+    fn start(node: &TestNode, setup: &Setup, name: &str, arguments: &[&str]) -> Result<Self> {
+        let output = node.world.directory().join(name);
+        let all = ["trace", "-o", "json"].iter().chain(arguments).map(|word| (*word).to_owned());
+        let arguments: Vec<String> = all.collect();
+        let process = node.world.spawn(Host::Node1, &setup.shunt, &arguments, &File::create(&output)?)?;
+        let trace = Self { process, output };
+        let started = || trace.text().contains("traces until interrupted").then_some(());
+        let started = Deadline::after(TIMEOUT).poll(started);
+        started.with_context(|| format!("it does not trace: {}", trace.text()))?;
+        Ok(trace)
+    }
+
+    fn text(&self) -> String {
+        fs::read_to_string(&self.output).unwrap_or_default()
+    }
+
+    /// Waits for these events, written as [`what`] writes them, and no others. Ends the command.
+    fn end_with(self, expected: &[&str]) -> Result<()> {
+        let mut expected: Vec<String> = expected.iter().map(|event| (*event).to_owned()).collect();
+        expected.sort_unstable();
+        let output = self.output.clone();
+        let read = || -> Result<Vec<String>> {
+            let mut seen: Vec<String> = events(&output)?.iter().map(what).collect();
+            seen.sort_unstable();
+            Ok(seen)
+        };
+        let all_are_there = || Ok::<_, anyhow::Error>((read()?.len() >= expected.len()).then_some(()));
+        let _or_too_few = Deadline::after(TIMEOUT).try_poll(all_are_there)?;
+        let status = self.process.terminate(TIMEOUT)?;
+        ensure!(status.success(), "{status}: {}", fs::read_to_string(&output)?);
+
+        let seen = read()?;
+        ensure!(seen == expected, "traced:\n{}\nexpected:\n{}", seen.join("\n"), expected.join("\n"));
+        Ok(())
+    }
+}
+
+/// Reads the events that were printed so far.
+fn events(output: &Path) -> Result<Vec<TracedEvent>> {
+    let text = fs::read_to_string(output)?;
+    let documents = text.lines().filter(|line| line.starts_with('{'));
+    let records = documents.map(|line| serde_json::from_str(line).with_context(|| line.to_owned()));
+    let records: Vec<TraceRecord> = records.collect::<Result<_>>()?;
+    let event = |record| match record {
+        TraceRecord::TraceEvent(event) => Some(event),
+        _ => None,
+    };
+    Ok(records.into_iter().filter_map(event).collect())
+}
+
+/// Writes what is the same in each run of a script: no times, ports of clients, or chosen endpoints.
+fn what(event: &TracedEvent) -> String {
+    let TracedEvent { verdict, reason, protocol, client, from, vip, service, endpoint, link, .. } = event;
+    let client = client.map(|client| client.ip().to_string());
+    let client = client.or_else(|| from.clone()).unwrap_or_default();
+    let service = service.as_deref().unwrap_or("-");
+    let why = reason.as_deref().unwrap_or("-");
+    let endpoint = endpoint.map_or(0, |endpoint| endpoint.port());
+    let link = link.as_deref().unwrap_or("-");
+    format!("{} {why} {protocol} {client} {vip} {service} {endpoint} {link}", verdict.name())
+}
+
+/// Makes connections one after the other, all of which end alike.
+fn connect(node: &mut TestNode, from: Host, to: &str, protocol: Protocol, is_answered: bool) -> Result<()> {
+    let request = ConnectRequest::new(to.parse()?, protocol, 2).with_timeout(ANSWER_TIMEOUT);
+    let attempts = node.world.agent(from)?.connect(request)?;
+    let is_expected = |attempt: &Attempt| attempt.is_answered() == is_answered;
+    ensure!(attempts.len() == 2 && attempts.iter().all(is_expected), "{from} to {to}: {attempts:?}");
+    Ok(())
+}
+
+/// Returns true while programs that trace are loaded: only they have so large a ring buffer.
+fn are_loaded() -> Result<bool> {
+    for map in loaded_maps() {
+        let map = map.context("list the maps")?;
+        if map.name_as_str() == Some("trace_events") && map.max_entries() > 1 << 20 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+pub(crate) fn a_trace_is_what_clients_did_and_costs_nothing_otherwise(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::started(setup, &setup.mode, "{}")?;
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    ensure!(!are_loaded()?, "nobody traces");
+    let trace = Trace::start(&node, setup, "all", &[])?;
+    let only_dns = Trace::start(&node, setup, "dns", &["default/dns"])?;
+    ensure!(are_loaded()?, "somebody traces");
+    connect(&mut node, Host::Node1, CLUSTER_IP, Protocol::Tcp, true)?;
+    connect(&mut node, Host::A3, CLUSTER_IP, Protocol::Tcp, true)?;
+    connect(&mut node, Host::A3, DNS, Protocol::Udp, true)?;
+    connect(&mut node, Host::Client, NODE_PORT, Protocol::Tcp, true)?;
+    let of_node = "translated - TCP node 10.96.0.80:80 default/web 8080 -";
+    let of_pod = "translated - TCP 10.244.1.13 10.96.0.80:80 default/web 8080 -";
+    let of_dns = "translated - UDP 10.244.1.13 10.96.0.53:53 default/dns 5353 -";
+    let of_client = "translated - TCP 192.168.57.50 192.168.57.11:30080 default/web 8080 eth0";
+    only_dns.end_with(&[of_dns; 2])?;
+    trace.end_with(&[of_node, of_node, of_pod, of_pod, of_dns, of_dns, of_client, of_client])?;
+    packets_are_captured_before_and_after(&mut node, setup)?;
+    node.set_endpoints(&[])?;
+    let is_refused =
+        || Ok::<_, anyhow::Error>(connect(&mut node, Host::Node1, CLUSTER_IP, Protocol::Tcp, false).ok());
+    Deadline::after(TIMEOUT).try_poll(is_refused)?.context("connections are still answered")?;
+    let refused = Trace::start(&node, setup, "refused", &["--verdict", "refused"])?;
+    connect(&mut node, Host::Node1, CLUSTER_IP, Protocol::Tcp, false)?;
+    refused.end_with(&["refused refused TCP node 10.96.0.80:80 default/web 0 -"; 2])?;
+    let is_over = || Ok::<_, anyhow::Error>((!are_loaded()?).then_some(()));
+    Deadline::after(TIMEOUT).try_poll(is_over)?.context("the programs that trace stay loaded")?;
+    node.end()
+}
+
+/// A client outside connects, and tshark reads the packets of the handshake.
+fn packets_are_captured_before_and_after(node: &mut TestNode, setup: &Setup) -> Result<()> {
+    let file = node.world.directory().join("packets.pcapng");
+    let path = file.display().to_string();
+    let trace = Trace::start(node, setup, "packets", &["192.168.57.50", "--pcap", &path])?;
+    connect(node, Host::Client, NODE_PORT, Protocol::Tcp, true)?;
+    let of_client = "translated - TCP 192.168.57.50 192.168.57.11:30080 default/web 8080 eth0";
+    trace.end_with(&[of_client; 2])?;
+    let fields = "-T fields -E separator=' ' -e frame.interface_name -e ip.src -e tcp.srcport -e ip.dst -e tcp.dstport -e frame.comment";
+    let handshake = "tcp.flags.syn == 1";
+    let text = node.world.run(Host::Node1, &format!("tshark -r {path} -Y '{handshake}' {fields} 2>&1"))?;
+    let count =
+        |parts: &[&str]| text.lines().filter(|line| parts.iter().all(|part| line.contains(part))).count();
+    for (what, packets) in [
+        ("SYN before", count(&["eth0 192.168.57.50 ", " 192.168.57.11 30080 before shunt_in_eth"])),
+        (
+            "SYN after",
+            count(&["eth0 192.168.57.50 ", " 8080 after shunt_in_eth: translated for default/web"]),
+        ),
+        ("SYN-ACK before", count(&["eth0 10.244.1.", " 8080 192.168.57.50 ", "before shunt_out_eth"])),
+        (
+            "SYN-ACK after",
+            count(&["eth0 192.168.57.11 30080 192.168.57.50 ", "after shunt_out_eth: translated"]),
+        ),
+    ] {
+        ensure!(packets == 2, "{packets} {what} of 2 connections:\n{text}");
+    }
+    Ok(())
+}
