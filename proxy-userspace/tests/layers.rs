@@ -84,7 +84,7 @@ const LAYERS: &[Layer] = &[
     layer("probe", &["kernel", "mode"], KUBE),
     layer("sync", &["causes", "dataplane", "health", "metrics", "model", "node"], KUBE),
     // Asks the sync loop, and exchanges the programs.
-    layer("trace", &["causes", "dataplane", "duration", "kernel", "model", "net", "sync"], KUBE),
+    layer("trace", &["causes", "dataplane", "duration", "explain", "kernel", "model", "net", "sync"], KUBE),
     layer("watch", &["causes", "model", "net", "node", "yaml"], &[]),
     layer("yaml", &[], KUBE),
 ];

@@ -332,7 +332,10 @@ mod tests {
             (&["explain", "node", "10.0.0.1:53/icmp"], "icmp is no protocol of Services"),
             (&["get", "pods"], "invalid value 'pods'"),
             (&["trace", "Web"], "must be the name of a Service, NAMESPACE/NAME, an address, or ADDRESS:PORT"),
-            (&["trace", "--verdict", "lost"], "lost is no verdict: must be translated, refused or dropped"),
+            (
+                &["trace", "--verdict", "lost"],
+                "lost is no verdict: must be translated, passed, refused or dropped",
+            ),
             (&["trace", "--for", "0s"], "0s is no duration: must be like 10s"),
             (&["get", "services", "-o", "xml"], "must be table, wide, json, yaml or jsonpath"),
             (&["get", "services", "-o", "jsonpath={.items"], "a brace is not closed"),

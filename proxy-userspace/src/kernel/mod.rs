@@ -27,6 +27,7 @@ pub mod nfacct;
 pub mod nft;
 pub mod nftables;
 pub mod own_process;
+pub mod packet_trace;
 pub mod probe;
 pub mod process_memory;
 pub mod processes;

@@ -66,7 +66,7 @@ pub fn command() -> Command {
                 .long("verdict")
                 .value_name("VERDICTS")
                 .value_parser(|text: &str| text.parse::<VerdictFilter>())
-                .help("Only these, separated by commas: translated, refused, dropped [default: all]"),
+                .help("Only these, separated by commas: translated, passed, refused, dropped [default: all]"),
         )
         .arg(
             Arg::new("for")

@@ -46,7 +46,7 @@ impl TraceFilter {
     }
 
     /// Returns true if the service port, written `namespace/name:port`, is one of the wanted ones.
-    fn matches_service(&self, service: Option<&str>) -> bool {
+    pub(super) fn matches_service(&self, service: Option<&str>) -> bool {
         if self.namespace.is_none() && self.name.is_none() {
             return true;
         }
@@ -98,11 +98,11 @@ impl FromStr for VerdictFilter {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        const ALL: [TracedVerdict; 3] =
-            [TracedVerdict::Translated, TracedVerdict::Refused, TracedVerdict::Dropped];
         let verdict = |name: &str| {
-            let known = ALL.into_iter().find(|known| known.name() == name);
-            known.ok_or_else(|| format!("{name} is no verdict: must be translated, refused or dropped"))
+            let known = TracedVerdict::ALL.into_iter().find(|known| known.name() == name);
+            known.ok_or_else(|| {
+                format!("{name} is no verdict: must be translated, passed, refused or dropped")
+            })
         };
         text.split(',').filter(|name| !name.is_empty()).map(verdict).collect::<Result<_, _>>().map(Self)
     }
@@ -170,6 +170,6 @@ mod tests {
     #[test]
     fn an_unknown_verdict_is_named() {
         let error = "refused,lost".parse::<VerdictFilter>().expect_err("lost is no verdict");
-        assert_eq!(error, "lost is no verdict: must be translated, refused or dropped");
+        assert_eq!(error, "lost is no verdict: must be translated, passed, refused or dropped");
     }
 }

@@ -9,6 +9,7 @@
 mod arguments;
 mod filter;
 mod names;
+mod netfilter;
 mod packets;
 mod pcap;
 mod programs;

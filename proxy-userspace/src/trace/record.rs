@@ -34,6 +34,8 @@ pub enum TraceRecord {
 pub enum TracedVerdict {
     /// The connection goes to an endpoint.
     Translated,
+    /// It goes on unchanged: netfilter has no rule for it.
+    Passed,
     /// The client gets an error at once.
     Refused,
     /// The client gets no answer.
@@ -41,10 +43,14 @@ pub enum TracedVerdict {
 }
 
 impl TracedVerdict {
+    /// All verdicts.
+    pub const ALL: [Self; 4] = [Self::Translated, Self::Passed, Self::Refused, Self::Dropped];
+
     /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Translated => "translated",
+            Self::Passed => "passed",
             Self::Refused => "refused",
             Self::Dropped => "dropped",
         }

@@ -1,17 +1,22 @@
 //! Traces while somebody subscribes: exchanges the programs, reads what they write, and gives it to
 //! the subscribers.
 
-use std::{mem, net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::pending, mem, net::SocketAddr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use tokio::{
-    sync::{Mutex, broadcast, mpsc},
+    sync::{
+        Mutex,
+        broadcast::{self, error::RecvError},
+        mpsc,
+    },
     time::{MissedTickBehavior, interval},
 };
 
 use super::{
     filter::TraceFilter,
     names::Names,
+    netfilter::{NetfilterTrace, StartError},
     packets::Packet,
     programs::{self, ClockOffset},
     record::{TraceRecord, TracedEvent, TracedPacket},
@@ -22,8 +27,8 @@ use crate::{
         Mode,
         ebpf::{EbpfError, TraceRecords, TracingPrograms},
     },
-    kernel::clock,
-    sync::{Inspector, NoAnswer, TraceEnd},
+    kernel::{KernelError, clock},
+    sync::{Inspected, Inspector, NoAnswer, TraceEnd},
 };
 
 /// The time between two reads of the ring buffers.
@@ -43,6 +48,9 @@ pub enum TraceError {
     /// The sync loop did not answer.
     #[error(transparent)]
     NoAnswer(#[from] NoAnswer),
+    /// The rules that trace could not be made.
+    #[error("cannot trace netfilter: {}", with_causes(.0))]
+    Netfilter(#[from] StartError),
     /// The programs could not be loaded.
     #[error("cannot load programs that trace: {0}")]
     Load(String),
@@ -95,12 +103,19 @@ impl Tracer {
 
     /// Begins to trace. It returns once everything is traced.
     pub async fn subscribe(&self, filter: TraceFilter) -> Result<Subscription, TraceError> {
-        let mode = self.inspector.read(|inspected| inspected.mode).await?.ok_or(NoAnswer::NotRunning)?;
-        if mode != Mode::Ebpf {
+        let read = |inspected: &Inspected<'_>| Some((inspected.mode?, inspected.backstop.is_some()));
+        let (mode, has_backstop) = self.inspector.read(read).await?.ok_or(NoAnswer::NotRunning)?;
+        let has_programs = mode == Mode::Ebpf;
+        if filter.packets && !has_programs {
             return Err(TraceError::NoPrograms(mode));
         }
-        let batches = self.follow(filter.packets).await?;
-        Ok(Subscription { batches, filter })
+        let programs = if has_programs { Some(self.follow(filter.packets).await?) } else { None };
+        let netfilter = if has_programs && !has_backstop {
+            None
+        } else {
+            Some(NetfilterTrace::start(&self.inspector, &filter).await?)
+        };
+        Ok(Subscription { programs, netfilter, filter })
     }
 
     /// Returns what the programs write. The first one exchanges the programs, and so does the first
@@ -234,7 +249,10 @@ impl Reader {
 
 /// What one subscriber sees.
 pub struct Subscription {
-    batches: broadcast::Receiver<Arc<Batch>>,
+    /// `None` in modes without programs.
+    programs: Option<broadcast::Receiver<Arc<Batch>>>,
+    /// `None` if netfilter translates nothing.
+    netfilter: Option<NetfilterTrace>,
     filter: TraceFilter,
 }
 
@@ -242,15 +260,17 @@ impl Subscription {
     /// Waits for the next lines that the filter lets through.
     pub(super) async fn next(&mut self) -> Vec<TraceRecord> {
         loop {
-            let records = match self.batches.recv().await {
-                Ok(batch) => self.records(&batch),
-                // A subscriber that reads too slowly loses whole batches.
-                Err(broadcast::error::RecvError::Lagged(batches)) => {
-                    vec![TraceRecord::TraceLost { records: batches }]
-                }
-                Err(broadcast::error::RecvError::Closed) => {
-                    vec![TraceRecord::TraceEnded { reason: "shunt ended the trace".to_owned() }]
-                }
+            let records = tokio::select! {
+                batch = from_programs(&mut self.programs) => match batch {
+                    Ok(batch) => self.records(&batch),
+                    // A subscriber that reads too slowly loses whole batches.
+                    Err(RecvError::Lagged(batches)) => vec![TraceRecord::TraceLost { records: batches }],
+                    Err(RecvError::Closed) => ended("shunt ended the trace"),
+                },
+                events = from_netfilter(&mut self.netfilter) => match events {
+                    Ok(events) => self.events(&events),
+                    Err(error) => ended(&with_causes(&error)),
+                },
             };
             if !records.is_empty() {
                 return records;
@@ -259,14 +279,40 @@ impl Subscription {
     }
 
     fn records(&self, batch: &Batch) -> Vec<TraceRecord> {
-        let events = batch.events.iter().filter(|event| self.filter.matches(event));
         let packets = batch.packets.iter().filter(|(packet, ends)| self.filter.matches_packet(packet, ends));
-        let mut records: Vec<_> = events.cloned().map(TraceRecord::TraceEvent).collect();
+        let mut records = self.events(&batch.events);
         records.extend(packets.map(|(packet, _)| TraceRecord::TracePacket(packet.clone())));
         if batch.lost > 0 {
             records.push(TraceRecord::TraceLost { records: batch.lost });
         }
-        records.extend(batch.ended.map(|reason| TraceRecord::TraceEnded { reason: reason.to_owned() }));
+        records.extend(batch.ended.into_iter().flat_map(ended));
         records
+    }
+
+    fn events(&self, events: &[TracedEvent]) -> Vec<TraceRecord> {
+        let wanted = events.iter().filter(|event| self.filter.matches(event));
+        wanted.cloned().map(TraceRecord::TraceEvent).collect()
+    }
+}
+
+fn ended(reason: &str) -> Vec<TraceRecord> {
+    vec![TraceRecord::TraceEnded { reason: reason.to_owned() }]
+}
+
+/// Never returns without programs.
+async fn from_programs(
+    programs: &mut Option<broadcast::Receiver<Arc<Batch>>>,
+) -> Result<Arc<Batch>, RecvError> {
+    match programs {
+        Some(programs) => programs.recv().await,
+        None => pending().await,
+    }
+}
+
+/// Never returns if netfilter is not traced.
+async fn from_netfilter(netfilter: &mut Option<NetfilterTrace>) -> Result<Vec<TracedEvent>, KernelError> {
+    match netfilter {
+        Some(netfilter) => netfilter.next().await,
+        None => pending().await,
     }
 }

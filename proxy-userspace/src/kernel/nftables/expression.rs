@@ -8,9 +8,9 @@ use std::net::SocketAddr;
 use ipnet::IpNet;
 use libc::{
     NF_DROP, NFT_CMP_EQ, NFT_CMP_NEQ, NFT_CONTINUE, NFT_CT_STATE, NFT_CT_STATUS, NFT_DYNSET_OP_UPDATE,
-    NFT_GOTO, NFT_JUMP, NFT_META_IIFNAME, NFT_META_L4PROTO, NFT_META_MARK, NFT_NAT_DNAT, NFT_NG_RANDOM,
-    NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER, NFT_REG_1, NFT_REG_2, NFT_REG_VERDICT,
-    NFT_REG32_00, NFT_REJECT_ICMP_UNREACH, NFT_RETURN, c_int,
+    NFT_GOTO, NFT_JUMP, NFT_META_IIFNAME, NFT_META_L4PROTO, NFT_META_MARK, NFT_META_NFTRACE, NFT_NAT_DNAT,
+    NFT_NG_RANDOM, NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER, NFT_REG_1, NFT_REG_2,
+    NFT_REG_VERDICT, NFT_REG32_00, NFT_REJECT_ICMP_UNREACH, NFT_RETURN, c_int,
 };
 
 use super::{
@@ -93,6 +93,12 @@ impl Expressions<'_> {
                 self.add("masq", |to| to.be_int(NFTA_MASQ_FLAGS, NF_NAT_RANGE_PROTO_RANDOM_FULLY));
             }
             Statement::MasqueradeTo { first, last } => self.masquerade_to(*first, *last),
+            Statement::Limit { rate, burst } => self.add("limit", |to| {
+                to.be64(NFTA_LIMIT_RATE, u64::from(*rate));
+                to.be64(NFTA_LIMIT_UNIT, 1);
+                to.be32(NFTA_LIMIT_BURST, *burst);
+            }),
+            Statement::Trace => self.trace(),
             Statement::Reject => self.reject(),
             Statement::Verdict(verdict) => {
                 self.immediate(NFT_REG_VERDICT, |to| write_verdict(verdict, to));
@@ -249,6 +255,14 @@ impl Expressions<'_> {
         self.mask(&mask.to_ne_bytes(), &xor.to_ne_bytes());
         self.add("meta", |to| {
             to.be_int(NFTA_META_KEY, NFT_META_MARK);
+            to.be_int(NFTA_META_SREG, NFT_REG_1);
+        });
+    }
+
+    fn trace(&mut self) {
+        self.immediate(NFT_REG_1, |to| to.bytes(NFTA_DATA_VALUE, &[1]));
+        self.add("meta", |to| {
+            to.be_int(NFTA_META_KEY, NFT_META_NFTRACE);
             to.be_int(NFTA_META_SREG, NFT_REG_1);
         });
     }

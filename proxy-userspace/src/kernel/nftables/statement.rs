@@ -86,6 +86,15 @@ pub enum Statement {
         /// The last port.
         last: u16,
     },
+    /// Matches as long as packets do not come more often than this, and some at once.
+    Limit {
+        /// Packets a second.
+        rate: u32,
+        /// Packets at once.
+        burst: u32,
+    },
+    /// Makes the kernel report which rules the packet meets.
+    Trace,
     /// Answers "port unreachable".
     Reject,
     /// Ends the rule with a verdict.
@@ -175,6 +184,8 @@ impl Statement {
             Self::UpdateSet(set, selectors) => format!("update @{set} {{ {} }}", key(selectors)),
             Self::Masquerade => "masquerade fully-random".into(),
             Self::MasqueradeTo { first, last } => format!("masquerade to :{first}-{last} fully-random"),
+            Self::Limit { rate, burst } => format!("limit rate {rate}/second burst {burst} packets"),
+            Self::Trace => "meta nftrace set 1".into(),
             Self::Reject => "reject".into(),
             Self::Verdict(verdict) => verdict.to_string(),
         }

@@ -74,6 +74,7 @@ fn rules(family: IpFamily) -> Vec<Rule> {
             Statement::MasqueradeTo { first: 32_768, last: 65_535 },
         ],
         vec![Statement::StatusDnat, Statement::OneIn(3), Statement::Reject],
+        vec![Statement::Limit { rate: 1000, burst: 500 }, Statement::Trace],
         vec![Statement::VerdictMap(DESTINATION.into(), "service-ips".into())],
         vec![Statement::DnatByMap(slots, "service-endpoints".into())],
         vec![Statement::UpdateSet("clients".into(), vec![Selector::Source])],

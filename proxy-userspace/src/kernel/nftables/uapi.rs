@@ -4,7 +4,9 @@ use crate::kernel::netlink::kernel_constants;
 
 kernel_constants! {
     // enum nft_table_attributes. The name of the table has the number 1 in all messages.
-    NFTA_TABLE_NAME = 1, NFTA_TABLE_USERDATA = 6,
+    NFTA_TABLE_NAME = 1, NFTA_TABLE_FLAGS = 2, NFTA_TABLE_USERDATA = 6,
+    // enum nft_table_flags
+    NFT_TABLE_F_OWNER = 2,
     // enum nft_chain_attributes, enum nft_hook_attributes
     NFTA_CHAIN_NAME = 3, NFTA_CHAIN_HOOK = 4, NFTA_CHAIN_TYPE = 7,
     NFTA_HOOK_HOOKNUM = 1, NFTA_HOOK_PRIORITY = 2,
@@ -31,6 +33,7 @@ kernel_constants! {
     NFTA_DYNSET_SET_NAME = 1, NFTA_DYNSET_OP = 3, NFTA_DYNSET_SREG_KEY = 4,
     NFTA_FIB_DREG = 1, NFTA_FIB_RESULT = 2, NFTA_FIB_FLAGS = 3,
     NFTA_IMMEDIATE_DREG = 1, NFTA_IMMEDIATE_DATA = 2,
+    NFTA_LIMIT_RATE = 1, NFTA_LIMIT_UNIT = 2, NFTA_LIMIT_BURST = 3,
     NFTA_LOOKUP_SET = 1, NFTA_LOOKUP_SREG = 2, NFTA_LOOKUP_DREG = 3,
     NFTA_MASQ_FLAGS = 1, NFTA_MASQ_REG_PROTO_MIN = 2, NFTA_MASQ_REG_PROTO_MAX = 3,
     NFTA_META_DREG = 1, NFTA_META_KEY = 2, NFTA_META_SREG = 3,

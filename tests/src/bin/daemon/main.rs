@@ -72,6 +72,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("monitoring", monitoring::queries_have_data_and_alerts_react),
     ("doctor", doctor::doctor_finds_each_fault_and_none_on_a_healthy_node),
     ("trace", tracing::a_trace_is_what_clients_did_and_costs_nothing_otherwise),
+    ("trace-netfilter", tracing::netfilter_is_traced_by_rules_that_are_removed),
     ("ebpf-log", trace::connections_are_logged_where_tracing_is_on),
     ("shutdown-in-restore", missing::sigterm_does_not_wait_for_a_hanging_restore),
     ("shutdown-in-restart", lifecycle::sigterm_ends_the_proxy_during_a_restart),

@@ -113,34 +113,87 @@ fn are_loaded() -> Result<bool> {
     Ok(false)
 }
 
+/// What [`what`] writes for the clients of [`use_services`], in this order: the node, a pod, a pod's
+/// datagrams, and a client outside.
+fn lines_of_clients(is_ebpf: bool) -> [String; 4] {
+    // In netfilter, sockets have addresses, and packets of pods come in on links.
+    let (node, link) = if is_ebpf { ("node", "-") } else { ("192.168.57.11", "vetha3") };
+    let pod = "10.244.1.13";
+    [
+        format!("translated - TCP {node} 10.96.0.80:80 default/web 8080 -"),
+        format!("translated - TCP {pod} 10.96.0.80:80 default/web 8080 {link}"),
+        format!("translated - UDP {pod} 10.96.0.53:53 default/dns 5353 {link}"),
+        "translated - TCP 192.168.57.50 192.168.57.11:30080 default/web 8080 eth0".to_owned(),
+    ]
+}
+
+/// Each client connects twice.
+fn use_services(node: &mut TestNode) -> Result<()> {
+    connect(node, Host::Node1, CLUSTER_IP, Protocol::Tcp, true)?;
+    connect(node, Host::A3, CLUSTER_IP, Protocol::Tcp, true)?;
+    connect(node, Host::A3, DNS, Protocol::Udp, true)?;
+    connect(node, Host::Client, NODE_PORT, Protocol::Tcp, true)
+}
+
 pub(crate) fn a_trace_is_what_clients_did_and_costs_nothing_otherwise(setup: &Setup) -> Result<()> {
-    let mut node = TestNode::started(setup, &setup.mode, "{}")?;
+    let mut node = TestNode::started(setup, "ebpf", "{}")?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     ensure!(!are_loaded()?, "nobody traces");
     let trace = Trace::start(&node, setup, "all", &[])?;
     let only_dns = Trace::start(&node, setup, "dns", &["default/dns"])?;
     ensure!(are_loaded()?, "somebody traces");
-    connect(&mut node, Host::Node1, CLUSTER_IP, Protocol::Tcp, true)?;
-    connect(&mut node, Host::A3, CLUSTER_IP, Protocol::Tcp, true)?;
-    connect(&mut node, Host::A3, DNS, Protocol::Udp, true)?;
-    connect(&mut node, Host::Client, NODE_PORT, Protocol::Tcp, true)?;
-    let of_node = "translated - TCP node 10.96.0.80:80 default/web 8080 -";
-    let of_pod = "translated - TCP 10.244.1.13 10.96.0.80:80 default/web 8080 -";
-    let of_dns = "translated - UDP 10.244.1.13 10.96.0.53:53 default/dns 5353 -";
-    let of_client = "translated - TCP 192.168.57.50 192.168.57.11:30080 default/web 8080 eth0";
-    only_dns.end_with(&[of_dns; 2])?;
+    use_services(&mut node)?;
+    let [of_node, of_pod, of_dns, of_client] = &lines_of_clients(true);
+    only_dns.end_with(&[of_dns, of_dns])?;
     trace.end_with(&[of_node, of_node, of_pod, of_pod, of_dns, of_dns, of_client, of_client])?;
     packets_are_captured_before_and_after(&mut node, setup)?;
-    node.set_endpoints(&[])?;
-    let is_refused =
-        || Ok::<_, anyhow::Error>(connect(&mut node, Host::Node1, CLUSTER_IP, Protocol::Tcp, false).ok());
-    Deadline::after(TIMEOUT).try_poll(is_refused)?.context("connections are still answered")?;
+    remove_endpoints(&mut node)?;
     let refused = Trace::start(&node, setup, "refused", &["--verdict", "refused"])?;
     connect(&mut node, Host::Node1, CLUSTER_IP, Protocol::Tcp, false)?;
-    refused.end_with(&["refused refused TCP node 10.96.0.80:80 default/web 0 -"; 2])?;
+    connect(&mut node, Host::Client, NODE_PORT, Protocol::Tcp, false)?;
+    let of_node = "refused refused TCP node 10.96.0.80:80 default/web 0 -";
+    let of_client = "refused refused TCP 192.168.57.50 192.168.57.11:30080 default/web 0 eth0";
+    refused.end_with(&[of_node, of_node, of_client, of_client])?;
     let is_over = || Ok::<_, anyhow::Error>((!are_loaded()?).then_some(()));
     Deadline::after(TIMEOUT).try_poll(is_over)?.context("the programs that trace stay loaded")?;
     node.end()
+}
+
+pub(crate) fn netfilter_is_traced_by_rules_that_are_removed(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::started(setup, "nftables", "{}")?;
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    let trace = Trace::start(&node, setup, "all", &[])?;
+    let only_dns = Trace::start(&node, setup, "dns", &["default/dns"])?;
+    use_services(&mut node)?;
+    let [of_node, of_pod, of_dns, of_client] = &lines_of_clients(false);
+    only_dns.end_with(&[of_dns, of_dns])?;
+    trace.end_with(&[of_node, of_node, of_pod, of_pod, of_dns, of_dns, of_client, of_client])?;
+    remove_endpoints(&mut node)?;
+    let refused = Trace::start(&node, setup, "refused", &["--verdict", "refused,dropped"])?;
+    connect(&mut node, Host::Client, NODE_PORT, Protocol::Tcp, false)?;
+    let of_client = "refused kube-proxy nodeport-endpoints-check TCP 192.168.57.50 192.168.57.11:30080 default/web 0 eth0";
+    refused.end_with(&[of_client, of_client])?;
+    tables_are_removed(&node)?;
+    let _killed = Trace::start(&node, setup, "killed", &[])?;
+    node.proxy.kill()?;
+    tables_are_removed(&node)?;
+    node.proxy.start(&mut node.world)?;
+    node.end()
+}
+
+fn tables_are_removed(node: &TestNode) -> Result<()> {
+    let is_over = || {
+        let tables = node.world.run(Host::Node1, "nft list tables")?;
+        Ok::<_, anyhow::Error>((!tables.contains("shunt-trace")).then_some(()))
+    };
+    Deadline::after(TIMEOUT).try_poll(is_over)?.context("the rules that trace stay")
+}
+
+/// Removes all endpoints, and waits until connections fail.
+fn remove_endpoints(node: &mut TestNode) -> Result<()> {
+    node.set_endpoints(&[])?;
+    let is_refused = || connect(node, Host::Node1, CLUSTER_IP, Protocol::Tcp, false).ok();
+    Deadline::after(TIMEOUT).poll(is_refused).context("connections are still answered")
 }
 
 /// A client outside connects, and tshark reads the packets of the handshake.

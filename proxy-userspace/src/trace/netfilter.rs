@@ -1,0 +1,337 @@
+//! Turns what netfilter reports about packets into lines of a trace.
+//!
+//! A packet is seen before translation, and again behind all rules. Its destination says then whether
+//! it was translated. If a rule dropped or rejected it in between, the kernel reports the rule. What
+//! is dropped by legacy iptables or IPVS is reported by nobody: it is just not seen again.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    mem,
+    net::{IpAddr, SocketAddr},
+    ops::Bound,
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use tokio::time::{Instant, sleep_until};
+
+use super::{
+    filter::TraceFilter,
+    names::Names,
+    record::{TracedEvent, TracedVerdict},
+};
+use crate::{
+    explain::{Client, Question, Situation, Verdict, explain},
+    kernel::{
+        KernelError,
+        packet_trace::{Destination, PacketTrace, Sighting, Stage},
+    },
+    model::{Frontend, IpFamily, Protocol, ServicePortKey},
+    sync::{Inspected, Inspector, NoAnswer},
+};
+
+/// How long a packet may take from its first to its last rule.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How many packets on their way are remembered.
+const MOST_PACKETS: usize = 4096;
+/// How many service ports one reading of the loop covers.
+const PORTS_AT_ONCE: usize = 512;
+
+/// The number of the next table.
+static NEXT_TABLE: AtomicU32 = AtomicU32::new(1);
+
+/// Traces what netfilter translates.
+pub(super) struct NetfilterTrace {
+    packets: PacketTrace,
+    ways: Ways,
+    names: Names,
+    inspector: Inspector,
+}
+
+impl NetfilterTrace {
+    /// Begins to trace connections to the Services of a filter.
+    pub(super) async fn start(inspector: &Inspector, filter: &TraceFilter) -> Result<Self, StartError> {
+        let destinations = destinations(inspector, filter).await?;
+        let number = NEXT_TABLE.fetch_add(1, Ordering::Relaxed);
+        let packets = PacketTrace::start(format!("shunt-trace-{number}"), destinations)?;
+        Ok(Self { packets, ways: Ways::default(), names: Names::default(), inspector: inspector.clone() })
+    }
+
+    /// Waits for the next events. Dropping the future loses none that are complete.
+    pub(super) async fn next(&mut self) -> Result<Vec<TracedEvent>, KernelError> {
+        let seen = loop {
+            let deadline = self.ways.deadline();
+            tokio::select! {
+                sightings = self.packets.next() => {
+                    let (now, time) = (Instant::now(), Timestamp::now());
+                    for sighting in sightings?.unwrap_or_default() {
+                        self.ways.take(sighting, now, time);
+                    }
+                }
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    self.ways.give_up(Instant::now());
+                }
+            }
+            let ended = self.ways.ended();
+            if !ended.is_empty() {
+                break ended;
+            }
+        };
+        let seen = judge(&self.inspector, seen).await;
+        let vips = seen.iter().map(|way| (way.to, way.protocol));
+        let ends = seen.iter().flat_map(|way| [way.from.ip(), way.after.map_or(way.from, |to| to).ip()]);
+        let (vips, ends): (Vec<_>, Vec<_>) = (vips.collect(), ends.collect());
+        self.names.find_places([]).await;
+        // Without an answer, the lines have no names.
+        let _ = self.names.learn(&self.inspector, vips, ends).await;
+        Ok(seen.into_iter().map(|way| event(way, &mut self.names)).collect())
+    }
+}
+
+/// Finds out which packets were refused.
+async fn judge(inspector: &Inspector, ways: Vec<Way>) -> Vec<Way> {
+    if ways.iter().all(|way| way.after.is_some()) {
+        return ways;
+    }
+    let unjudged = ways.clone();
+    let judge = move |inspected: &Inspected<'_>| -> Vec<Way> {
+        let judged = ways.into_iter().map(|way| {
+            let is_refused = way.after.is_none() && is_refused(inspected, &way) == Some(true);
+            Way { is_refused, ..way }
+        });
+        judged.collect()
+    };
+    inspector.read(judge).await.unwrap_or(unjudged)
+}
+
+/// Why netfilter cannot be traced.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The sync loop did not answer.
+    #[error(transparent)]
+    NoAnswer(#[from] NoAnswer),
+    /// The kernel refused.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+/// Returns the destinations that lead to the Services of a filter.
+async fn destinations(inspector: &Inspector, filter: &TraceFilter) -> Result<Vec<Destination>, NoAnswer> {
+    let (mut destinations, mut last) = (Vec::new(), None);
+    loop {
+        let (filter, after) = (filter.clone(), last.take());
+        let read = move |inspected: &Inspected<'_>| part(inspected, &filter, after);
+        let (found, next) = inspector.read(read).await?;
+        destinations.extend(found);
+        match next {
+            Some(key) => last = Some(key),
+            None => break,
+        }
+    }
+    destinations.sort_unstable();
+    destinations.dedup();
+    Ok(destinations)
+}
+
+/// Returns the destinations of some service ports behind a key, and the last key if there are more.
+fn part(
+    inspected: &Inspected<'_>,
+    filter: &TraceFilter,
+    after: Option<ServicePortKey>,
+) -> (Vec<Destination>, Option<ServicePortKey>) {
+    let snapshot = inspected.model.snapshot();
+    let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+    let ports: Vec<_> = snapshot.ports.range((from, Bound::Unbounded)).take(PORTS_AT_ONCE).collect();
+    let last = ports.last().filter(|_| ports.len() == PORTS_AT_ONCE).map(|(key, _)| (*key).clone());
+    let wanted = ports.iter().filter(|(key, _)| filter.matches_service(Some(&key.name.to_string())));
+    let found = wanted.flat_map(|(key, port)| {
+        let addresses = |Frontend { address, port, .. }: &Frontend| -> Vec<SocketAddr> {
+            let at = |address: &IpAddr| SocketAddr::new(*address, port.get());
+            let node_port_addresses = || {
+                let addresses = snapshot.node.node_port_addresses.iter();
+                addresses.filter(|address| IpFamily::of(**address) == key.family).map(at).collect()
+            };
+            address.as_ref().map_or_else(node_port_addresses, |address| vec![at(address)])
+        };
+        let protocol = key.name.protocol;
+        port.frontends.iter().flat_map(addresses).map(move |address| (address, protocol)).collect::<Vec<_>>()
+    });
+    (found.collect(), last)
+}
+
+/// A packet on its way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Way {
+    time: Timestamp,
+    protocol: Protocol,
+    from: SocketAddr,
+    to: SocketAddr,
+    /// The interface index, or 0 for a packet of the node.
+    link: u32,
+    /// The destination behind all rules. `None` while it is unknown, and if the packet got no
+    /// further.
+    after: Option<SocketAddr>,
+    /// The chain that ended its way.
+    dropped_by: Option<String>,
+    /// It was refused, and not dropped.
+    is_refused: bool,
+}
+
+/// The packets on their way, and those whose way has ended.
+#[derive(Debug, Default)]
+struct Ways {
+    open: BTreeMap<u32, Way>,
+    /// The packets in the order in which they are given up.
+    deadlines: VecDeque<(Instant, u32)>,
+    ended: Vec<Way>,
+}
+
+impl Ways {
+    fn take(&mut self, sighting: Sighting, now: Instant, time: Timestamp) {
+        let Sighting { packet, stage, addresses, protocol, link, at } = sighting;
+        match stage {
+            Stage::Before => {
+                let (Some([from, to]), Some(protocol)) = (addresses, protocol) else { return };
+                let way =
+                    Way { time, protocol, from, to, link, after: None, dropped_by: None, is_refused: false };
+                if self.open.len() < MOST_PACKETS {
+                    // The kernel has used the number for another packet before, which was lost.
+                    self.ended.extend(self.open.insert(packet, way));
+                    self.deadlines.push_back((now + PATIENCE, packet));
+                }
+            }
+            Stage::After => {
+                let after = addresses.map(|[_, to]| to);
+                self.end(packet, |way| Way { after, ..way });
+            }
+            Stage::Dropped => self.end(packet, |way| Way { dropped_by: Some(at), ..way }),
+        }
+    }
+
+    fn end(&mut self, packet: u32, change: impl FnOnce(Way) -> Way) {
+        if let Some(way) = self.open.remove(&packet) {
+            self.deadlines.retain(|(_, waiting)| *waiting != packet);
+            self.ended.push(change(way));
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.deadlines.front().map(|(deadline, _)| *deadline)
+    }
+
+    /// Ends the ways of packets that were not seen again in time.
+    fn give_up(&mut self, now: Instant) {
+        while let Some((_, packet)) = self.deadlines.pop_front_if(|(deadline, _)| *deadline <= now) {
+            self.ended.extend(self.open.remove(&packet));
+        }
+    }
+
+    fn ended(&mut self) -> Vec<Way> {
+        mem::take(&mut self.ended)
+    }
+}
+
+fn event(way: Way, names: &mut Names) -> TracedEvent {
+    let Way { time, protocol, from, to, link, after, dropped_by, is_refused } = way;
+    let why = dropped_by.unwrap_or_else(|| NOT_SEEN_AGAIN.to_owned());
+    let (verdict, reason) = match after {
+        Some(after) if after == to => (TracedVerdict::Passed, None),
+        Some(_) => (TracedVerdict::Translated, None),
+        None if is_refused => (TracedVerdict::Refused, Some(why)),
+        None => (TracedVerdict::Dropped, Some(why)),
+    };
+    let endpoint = after.filter(|_| verdict == TracedVerdict::Translated);
+    let from_name = if link == 0 { Some("node".to_owned()) } else { names.pod(from.ip()) };
+    TracedEvent {
+        time: format!("{time:.6}"),
+        verdict,
+        reason,
+        protocol: protocol.name().to_owned(),
+        client: Some(from),
+        from: from_name,
+        vip: to,
+        service: names.service((to, protocol)),
+        endpoint,
+        pod: endpoint.and_then(|endpoint| names.pod(endpoint.ip())),
+        by: "netfilter".to_owned(),
+        link: (link != 0).then(|| names.link(link)),
+    }
+}
+
+/// The reason for a packet that no rule of nf_tables dropped, and that does not get through.
+const NOT_SEEN_AGAIN: &str = "not_seen_again";
+
+/// Returns true if shunt refuses this connection. The kernel reports only that a rule ended the way of
+/// the packet, and some rules drop for one destination and reject for another.
+fn is_refused(inspected: &Inspected<'_>, way: &Way) -> Option<bool> {
+    let backstop = inspected.backstop.as_ref().map(|backstop| backstop.mode);
+    let situation = Situation { model: inspected.model, mode: inspected.mode?, backstop };
+    let client = if way.link == 0 { Client::Node } else { Client::Address(way.from.ip()) };
+    let question = Question { client, destination: way.to, protocol: way.protocol, outside_cgroup: false };
+    Some(explain(situation, &question).verdict == Verdict::Refuse)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PACKET: u32 = 7;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    fn sighting(stage: Stage, to: &str) -> Sighting {
+        let addresses = (!to.is_empty()).then(|| [address("192.0.2.1:4000"), address(to)]);
+        let protocol = Some(Protocol::Tcp);
+        Sighting {
+            packet: PACKET,
+            stage,
+            addresses,
+            protocol,
+            link: 2,
+            at: "kube-proxy firewall-x".to_owned(),
+        }
+    }
+
+    fn ways(sightings: &[Sighting], waits: bool) -> Vec<TracedEvent> {
+        let (mut ways, now) = (Ways::default(), Instant::now());
+        for sighting in sightings {
+            ways.take(sighting.clone(), now, Timestamp::UNIX_EPOCH);
+        }
+        if waits {
+            ways.give_up(now + PATIENCE);
+        }
+        assert!(ways.open.is_empty() && ways.deadlines.is_empty());
+        ways.ended().into_iter().map(|way| event(way, &mut Names::default())).collect()
+    }
+
+    #[test]
+    fn what_is_seen_of_a_packet_says_what_happened_to_it() {
+        use Stage::{After, Before, Dropped};
+        let before = sighting(Before, "10.96.0.80:80");
+        for (then, waits, verdict, endpoint, reason) in [
+            (
+                Some(sighting(After, "10.244.1.5:8080")),
+                false,
+                TracedVerdict::Translated,
+                Some("10.244.1.5:8080"),
+                None,
+            ),
+            (Some(sighting(After, "10.96.0.80:80")), false, TracedVerdict::Passed, None, None),
+            (Some(sighting(Dropped, "")), false, TracedVerdict::Dropped, None, Some("kube-proxy firewall-x")),
+            (None, true, TracedVerdict::Dropped, None, Some(NOT_SEEN_AGAIN)),
+        ] {
+            let sightings: Vec<_> = [before.clone()].into_iter().chain(then).collect();
+            let [event] = &ways(&sightings, waits)[..] else { panic!("one packet") };
+            assert_eq!((event.verdict, event.reason.as_deref()), (verdict, reason));
+            assert_eq!(event.endpoint, endpoint.map(address));
+        }
+    }
+
+    #[test]
+    fn packets_whose_beginning_was_not_seen_are_not_reported() {
+        assert_eq!(ways(&[sighting(Stage::After, "10.244.1.5:8080")], true), []);
+    }
+}
