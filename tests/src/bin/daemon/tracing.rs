@@ -160,7 +160,16 @@ pub(crate) fn a_trace_is_what_clients_did_and_costs_nothing_otherwise(setup: &Se
 }
 
 pub(crate) fn netfilter_is_traced_by_rules_that_are_removed(setup: &Setup) -> Result<()> {
-    let mut node = TestNode::started(setup, "nftables", "{}")?;
+    for (mode, refused_by) in
+        [("nftables", "kube-proxy nodeport-endpoints-check"), ("iptables", "filter KUBE-EXTERNAL-SERVICES")]
+    {
+        netfilter_is_traced(setup, mode, refused_by).with_context(|| format!("mode {mode}"))?;
+    }
+    Ok(())
+}
+
+fn netfilter_is_traced(setup: &Setup, mode: &str, refused_by: &str) -> Result<()> {
+    let mut node = TestNode::started(setup, mode, "{}")?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     let trace = Trace::start(&node, setup, "all", &[])?;
     let only_dns = Trace::start(&node, setup, "dns", &["default/dns"])?;
@@ -171,8 +180,8 @@ pub(crate) fn netfilter_is_traced_by_rules_that_are_removed(setup: &Setup) -> Re
     remove_endpoints(&mut node)?;
     let refused = Trace::start(&node, setup, "refused", &["--verdict", "refused,dropped"])?;
     connect(&mut node, Host::Client, NODE_PORT, Protocol::Tcp, false)?;
-    let of_client = "refused kube-proxy nodeport-endpoints-check TCP 192.168.57.50 192.168.57.11:30080 default/web 0 eth0";
-    refused.end_with(&[of_client, of_client])?;
+    let of_client = format!("refused {refused_by} TCP 192.168.57.50 192.168.57.11:30080 default/web 0 eth0");
+    refused.end_with(&[&of_client, &of_client])?;
     tables_are_removed(&node)?;
     let _killed = Trace::start(&node, setup, "killed", &[])?;
     node.proxy.kill()?;
