@@ -94,17 +94,13 @@ pub const CAPTURE_LENGTH: usize = 2048;
 map_type! {
     /// The value of `captured_headers`, a per-CPU array with one entry: the packet of which a program
     /// decides at the moment.
-    CapturedHeaders, 528 {
+    CapturedHeaders, 520 {
         /// The first bytes of the packet as it came to the program.
         before: [u64; HEADERS_LENGTH / 8],
         /// The same after the program.
         after: [u64; HEADERS_LENGTH / 8],
         /// How many bytes are in `before`.
         length: u32,
-        /// [`captured`].
-        happened: u32,
-        /// [`super::ServiceValue::service`], or 0 if it is unknown.
-        service: u32,
         /// Zero.
         zero: u32,
     }
@@ -112,7 +108,7 @@ map_type! {
 
 map_type! {
     /// A record of `captured_packets`: a packet on a link before and after the program.
-    CapturedPacket, 2344 {
+    CapturedPacket, 2336 {
         /// The monotonic time in nanoseconds.
         time_ns: u64,
         /// The interface index of the link.
@@ -123,14 +119,10 @@ map_type! {
         before_length: u32,
         /// How many bytes are in `after`.
         after_length: u32,
-        /// [`super::ServiceValue::service`], or 0 if it is unknown.
-        service: u32,
         /// [`captured`].
         happened: u32,
         /// [`Program`].
         program: u32,
-        /// Zero.
-        zero: u32,
         /// The first bytes before the program.
         before: [u64; HEADERS_LENGTH / 8],
         /// The first bytes after the program.

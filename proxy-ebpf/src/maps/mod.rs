@@ -369,7 +369,6 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn count_service(&self, service: u32, event: ServiceEvent) {
-        records::note(service, event);
         let slots = SERVICE_SLOTS.load();
         // The identifier 0 belongs to no Service.
         if slots == 0 || service == 0 {

@@ -10,13 +10,11 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use proxy_common::{
-    layout::{
-        CapturedHeaders, CapturedPacket, HEADERS_LENGTH, LostRecord, ServiceEvent, TraceEvent, captured,
-    },
+    layout::{CapturedHeaders, CapturedPacket, HEADERS_LENGTH, LostRecord, TraceEvent, captured},
     packet::Frame as _,
 };
 
-use super::EntryPoint;
+use super::{EntryPoint, NODE};
 use crate::ctx::{self, DROP, Layer, REDIRECT, Skb};
 
 /// The ring buffer of trace events. Like the maps below it is not pinned, because only the process
@@ -78,25 +76,6 @@ fn keep_headers<L: Layer>(skb: Skb<L>) {
     // SAFETY: the entry belongs to this CPU, and no other program of a link runs on it meanwhile.
     unsafe {
         (*headers).length = skb.copy_start::<HEADERS_LENGTH>((&raw mut (*headers).before).cast());
-        (*headers).happened = 0;
-        (*headers).service = 0;
-    }
-}
-
-/// Notes an event of the packet.
-#[inline(always)]
-pub(super) fn note(service: u32, event: ServiceEvent) {
-    if is_on()
-        && let Some(headers) = CAPTURED_HEADERS.get_ptr_mut(0)
-    {
-        // SAFETY: as above. A socket program may run on this CPU between two packets; what it notes
-        // is forgotten with the next packet.
-        unsafe {
-            (*headers).service = service;
-            if matches!(event, ServiceEvent::Refusal) {
-                (*headers).happened = captured::REFUSED;
-            }
-        }
     }
 }
 
@@ -122,7 +101,9 @@ fn write<L: Layer, P: EntryPoint>(skb: Skb<L>, code: i32) {
     skb.copy_start::<HEADERS_LENGTH>((&raw mut headers.after).cast());
     let is_same = headers.before.iter().zip(&headers.after).all(|(before, after)| before == after);
     let changed = if is_same { 0 } else { captured::CHANGED };
-    let happened = headers.happened | outcome | changed;
+    let is_refused = NODE.get(0).is_some_and(|node| skb.mark() & node.reject_mark != 0);
+    let refused = if is_refused { captured::REFUSED } else { 0 };
+    let happened = outcome | changed | refused;
     if happened == 0 {
         return;
     }
@@ -138,10 +119,8 @@ fn write<L: Layer, P: EntryPoint>(skb: Skb<L>, code: i32) {
         ptr::addr_of_mut!((*record).link).write(skb.link());
         ptr::addr_of_mut!((*record).length).write(skb.length());
         ptr::addr_of_mut!((*record).before_length).write(headers.length);
-        ptr::addr_of_mut!((*record).service).write(headers.service);
         ptr::addr_of_mut!((*record).happened).write(happened);
         ptr::addr_of_mut!((*record).program).write(P::PROGRAM as u32);
-        ptr::addr_of_mut!((*record).zero).write(0);
         ptr::addr_of_mut!((*record).before).write(headers.before);
         let after_length = skb.copy_start(ptr::addr_of_mut!((*record).after));
         ptr::addr_of_mut!((*record).after_length).write(after_length);

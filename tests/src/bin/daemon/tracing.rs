@@ -136,7 +136,7 @@ fn use_services(node: &mut TestNode) -> Result<()> {
 }
 
 pub(crate) fn a_trace_is_what_clients_did_and_costs_nothing_otherwise(setup: &Setup) -> Result<()> {
-    let mut node = TestNode::started(setup, "ebpf", "{}")?;
+    let mut node = TestNode::started(setup, "ebpf", "{shunt: {ebpf: {log: debug}}}")?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
     ensure!(!are_loaded()?, "nobody traces");
     let trace = Trace::start(&node, setup, "all", &[])?;
@@ -146,7 +146,16 @@ pub(crate) fn a_trace_is_what_clients_did_and_costs_nothing_otherwise(setup: &Se
     let [of_node, of_pod, of_dns, of_client] = &lines_of_clients(true);
     only_dns.end_with(&[of_dns, of_dns])?;
     trace.end_with(&[of_node, of_node, of_pod, of_pod, of_dns, of_dns, of_client, of_client])?;
+    // --ebpf-log goes on.
+    node.wait_for_log(&format!(" vip={NODE_PORT} "), TIMEOUT)?;
     packets_are_captured_before_and_after(&mut node, setup)?;
+    node.under_load(|node| {
+        for name in ["first", "second", "third"] {
+            let trace = Trace::start(node, setup, name, &["other/service"])?;
+            trace.end_with(&[])?;
+        }
+        Ok(())
+    })?;
     remove_endpoints(&mut node)?;
     let refused = Trace::start(&node, setup, "refused", &["--verdict", "refused"])?;
     connect(&mut node, Host::Node1, CLUSTER_IP, Protocol::Tcp, false)?;

@@ -49,8 +49,7 @@ impl TraceLogger {
         if level == LogLevel::Off {
             return Ok(None);
         }
-        let (alive, ended) = mpsc::sync_channel(1);
-        let limit = Arc::new(RateLimit { events: AtomicUsize::new(0), ended: Mutex::new(ended) });
+        let (alive, limit) = RateLimit::new();
         let events = RingReader::new(object, "trace_events")?;
         let errors = MessageReader::new(object, ErrorLogger(Arc::clone(&limit)))?;
         spawn("ebpf-log", move || run(events, errors, &limit))?;
@@ -70,6 +69,37 @@ fn run(mut events: RingReader<TraceEvent>, mut errors: MessageReader<ErrorLogger
     }
 }
 
+/// Logs what programs that trace write, in place of the [`TraceLogger`] that reads nothing meanwhile.
+struct Log {
+    level: LogLevel,
+    errors: MessageReader<ErrorLogger>,
+    limit: Arc<RateLimit>,
+    /// The limit waits for nothing here.
+    _alive: SyncSender<()>,
+}
+
+impl Log {
+    /// Returns `None` if nothing is logged.
+    fn new(object: &mut Object, level: LogLevel) -> Result<Option<Self>, KernelError> {
+        if level == LogLevel::Off {
+            return Ok(None);
+        }
+        let (alive, limit) = RateLimit::new();
+        let errors = MessageReader::new(object, ErrorLogger(Arc::clone(&limit)))?;
+        Ok(Some(Self { level, errors, limit, _alive: alive }))
+    }
+
+    /// Logs the first of these events and the errors meanwhile, as many lines as in an interval.
+    fn write(&mut self, events: &[TraceEvent]) {
+        self.errors.read();
+        let is_logged = |line: &Line| {
+            self.level >= if line.endpoint.is_some() { LogLevel::Debug } else { LogLevel::Info }
+        };
+        events.iter().map(Line::new).filter(is_logged).take(LINES).for_each(Line::write);
+        self.limit.end_interval();
+    }
+}
+
 /// Limits the lines that are logged, and counts the events that are not.
 #[derive(Debug)]
 struct RateLimit {
@@ -79,6 +109,12 @@ struct RateLimit {
 }
 
 impl RateLimit {
+    /// Returns a limit, and what ends its pauses if it is dropped.
+    fn new() -> (SyncSender<()>, Arc<Self>) {
+        let (alive, ended) = mpsc::sync_channel(1);
+        (alive, Arc::new(Self { events: AtomicUsize::new(0), ended: Mutex::new(ended) }))
+    }
+
     /// Waits for an interval while the ring buffers fill. Returns false, at once, if the logger was
     /// dropped.
     fn pause(&self) -> bool {
@@ -214,25 +250,20 @@ mod tests {
         assert_eq!(Line::new(&event), expected);
     }
 
-    fn limit() -> (SyncSender<()>, RateLimit) {
-        let (alive, ended) = mpsc::sync_channel(1);
-        (alive, RateLimit { events: AtomicUsize::new(0), ended: Mutex::new(ended) })
-    }
-
     fn admitted(limit: &RateLimit, events: usize) -> usize {
         (0..events).filter(|_| limit.admits()).count()
     }
 
     #[test]
     fn events_beyond_the_limit_are_counted_and_not_logged() {
-        let (_alive, limit) = limit();
+        let (_alive, limit) = RateLimit::new();
         assert_eq!(admitted(&limit, LINES + 3), LINES);
         assert_eq!([limit.end_interval(), limit.end_interval()], [3, 0]);
     }
 
     #[test]
     fn flood_is_read_in_parts_with_a_pause_after_each_until_the_logger_is_dropped() {
-        let (alive, limit) = limit();
+        let (alive, limit) = RateLimit::new();
         let began = clock::monotonic().unwrap();
         assert_eq!(admitted(&limit, 2 * MAX_EVENTS), 2 * LINES);
         assert!(clock::monotonic().unwrap() >= began + 2 * INTERVAL);

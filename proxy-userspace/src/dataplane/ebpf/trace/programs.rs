@@ -5,7 +5,10 @@ use std::{mem, path::Path};
 
 use proxy_common::layout::{CapturedPacket, LostRecord, TraceEvent, service_slots};
 
-use super::super::{Ebpf, EbpfError, EbpfSettings, OBJECT, direct::DirectApprover, maps, plan::state::State};
+use super::{
+    super::{Ebpf, EbpfError, EbpfSettings, OBJECT, direct::DirectApprover, maps, plan::state::State},
+    Log,
+};
 use crate::kernel::{
     KernelError,
     bpf::{self, LostRecords, Object, PinDir, Recording, RingReader},
@@ -55,6 +58,7 @@ impl TracingPrograms {
             events: RingReader::new(&mut object, "trace_events")?,
             packets: RingReader::new(&mut object, "captured_packets")?,
             lost: LostRecords::new(&mut object)?,
+            log: Log::new(&mut object, settings.log)?,
         };
         Ok((Self(Programs::new(object, pins.path())?), records))
     }
@@ -65,12 +69,19 @@ pub struct TraceRecords {
     events: RingReader<TraceEvent>,
     packets: RingReader<CapturedPacket>,
     lost: LostRecords,
+    /// `None` if nothing is logged.
+    log: Option<Log>,
 }
 
 impl TraceRecords {
     /// Reads at most `most` of the events that programs have written, in their order on each CPU.
+    /// Logs them as the programs of this process would have them logged.
     pub fn events(&mut self, most: usize) -> Vec<TraceEvent> {
-        self.events.read_some(most)
+        let events = self.events.read_some(most);
+        if let Some(log) = &mut self.log {
+            log.write(&events);
+        }
+        events
     }
 
     /// Reads at most `most` of the captured packets.
