@@ -52,7 +52,9 @@ const LAYERS: &[Layer] = &[
     layer("health", &["dataplane", "kernel", "metrics", "model", "node"], KUBE),
     layer(
         "inspect",
-        &["dataplane", "explain", "health", "kernel", "metrics", "mode", "model", "sync", "trace", "yaml"],
+        &[
+            "causes", "dataplane", "explain", "health", "kernel", "metrics", "mode", "model", "sync", "trace", "yaml",
+        ],
         KUBE,
     ),
     // Has only the interfaces of the kernel, not Services or modes.

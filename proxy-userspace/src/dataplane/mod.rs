@@ -14,6 +14,7 @@ mod families;
 pub mod iptables;
 mod iptables_text;
 pub mod ipvs;
+mod known_affinity;
 mod known_flows;
 mod name_hash;
 pub mod nftables;
@@ -24,6 +25,7 @@ mod sctp_ports;
 
 pub use backstop::{BackstopError, BackstopNeed, BackstopStatus, Backstopped, CreateBackstop};
 pub use families::FamilyError;
+pub use known_affinity::{AffinityClient, AffinityKeeper, AffinityPort, KnownAffinity, known_affinity};
 pub use known_flows::{FlowStage, KnownFlow, Translator, for_each_flow};
 pub use present::modes_with_rules;
 pub use renderer::{DataplaneRenderer, RenderError, Renderer};

@@ -48,15 +48,15 @@ pub struct GetArguments {
 impl GetArguments {
     /// Returns an argument that was given and selects nothing in this list.
     pub fn unused(&self) -> Option<&'static str> {
-        let is_of_services =
-            matches!(self.resource, Resource::Services | Resource::Endpoints | Resource::LeftOut);
+        let is_of_services = self.resource.has_services();
         let is_of_flows = self.resource == Resource::Flows;
+        let has_clients = is_of_flows || self.resource == Resource::Affinity;
         let given = [
             ("NAME", self.name.is_some(), is_of_services),
             ("--namespace", self.namespace.is_some(), is_of_services),
-            ("--client", self.flows.client.is_some(), is_of_flows),
+            ("--client", self.flows.client.is_some(), has_clients),
             ("--vip", self.flows.vip.is_some(), is_of_flows),
-            ("--endpoint", self.flows.endpoint.is_some(), is_of_flows),
+            ("--endpoint", self.flows.endpoint.is_some(), has_clients),
             ("--state", self.flows.state.is_some(), is_of_flows),
         ];
         given.into_iter().find_map(|(name, is_given, is_used)| (is_given && !is_used).then_some(name))
@@ -109,7 +109,7 @@ fn get() -> Command {
         Arg::new(name).value_name(value).help(help)
     };
     Command::new("get")
-        .about("List what shunt serves on this node: services, endpoints, flows, links, exempt or left-out")
+        .about("List what shunt serves on this node: services, endpoints, flows, affinity, links, exempt or left-out")
         .after_help(format!("Asks the shunt that runs in this network namespace, in any mode. {EXIT}"))
         .arg(
             argument("resource", "RESOURCE", "What to list")
@@ -135,7 +135,7 @@ fn get() -> Command {
 
 fn flow_filters() -> [Arg; 4] {
     let filter = |name: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).help(help).help_heading("Only these flows")
+        Arg::new(name).long(name).value_name(value).help(help).help_heading("Only these flows or clients")
     };
     let address = |name, help| filter(name, "ADDRESS", help).value_parser(value_parser!(IpAddr));
     [

@@ -32,7 +32,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    fn matches(&self, key: &ServicePortKey) -> bool {
+    pub(super) fn matches(&self, key: &ServicePortKey) -> bool {
         let NamespacedName { namespace, name } = &key.name.service;
         self.namespace.as_deref().is_none_or(|wanted| wanted == &**namespace)
             && self.name.as_deref().is_none_or(|wanted| wanted == &**name)
@@ -207,7 +207,7 @@ pub(super) fn left_out(inspected: &Inspected<'_>, filter: &Filter) -> Vec<LeftOu
         .collect()
 }
 
-fn port_name(key: &ServicePortKey) -> NamedPort {
+pub(super) fn port_name(key: &ServicePortKey) -> NamedPort {
     NamedPort {
         namespace: key.name.service.namespace.to_string(),
         name: key.name.service.name.to_string(),

@@ -7,21 +7,24 @@
 //! answer.
 #![forbid(unsafe_code)]
 
+mod affinity;
 mod arguments;
 mod client;
 mod flows;
 mod gather;
+mod namespaces;
 mod output;
 mod rows;
 mod server;
 
 pub use self::{
+    affinity::AffinityFilter,
     arguments::{ExplainArguments, GetArguments, OfflineNode, Verb, output_argument},
     client::{Client, ClientError, ExplainRequest, Lines},
     flows::FlowFilter,
     gather::Filter,
     output::{InvalidOutput, Output, print, print_one, table},
-    rows::{EndpointRow, ExemptRow, FlowRow, LeftOutRow, LinkRow, NamedPort, Row, ServiceRow},
+    rows::{AffinityRow, EndpointRow, ExemptRow, FlowRow, LeftOutRow, LinkRow, NamedPort, Row, ServiceRow},
     server::{ClientKind, NodeInspector, routes},
 };
 
@@ -44,6 +47,8 @@ pub enum Resource {
     /// Flows that are translated on links.
     #[value(alias = "flow")]
     Flows,
+    /// Clients with affinity.
+    Affinity,
     /// Links on which packets are translated.
     #[value(alias = "link")]
     Links,
@@ -55,8 +60,20 @@ pub enum Resource {
 
 impl Resource {
     /// All resources.
-    const ALL: [Self; 6] =
-        [Self::Services, Self::Endpoints, Self::Flows, Self::Links, Self::Exempt, Self::LeftOut];
+    const ALL: [Self; 7] = [
+        Self::Services,
+        Self::Endpoints,
+        Self::Flows,
+        Self::Affinity,
+        Self::Links,
+        Self::Exempt,
+        Self::LeftOut,
+    ];
+
+    /// Returns true if the items belong to Services.
+    pub(super) const fn has_services(self) -> bool {
+        matches!(self, Self::Services | Self::Endpoints | Self::Affinity | Self::LeftOut)
+    }
 
     fn of_path(path: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|resource| resource.path() == path)
@@ -68,6 +85,7 @@ impl Resource {
             Self::Services => "services",
             Self::Endpoints => "endpoints",
             Self::Flows => "flows",
+            Self::Affinity => "affinity",
             Self::Links => "links",
             Self::Exempt => "exempt",
             Self::LeftOut => "left-out",
@@ -80,6 +98,7 @@ impl Resource {
             Self::Services => "ServicePortList",
             Self::Endpoints => "EndpointList",
             Self::Flows => "FlowList",
+            Self::Affinity => "AffinityList",
             Self::Links => "LinkList",
             Self::Exempt => "ExemptNamespaceList",
             Self::LeftOut => "LeftOutServicePortList",

@@ -258,12 +258,44 @@ impl Row for FlowRow {
             self.endpoint.to_string(),
             or_dash(self.service.as_deref().unwrap_or_default()),
             self.state.clone(),
-            self.expires_seconds.map_or("never".to_owned(), |seconds| format!("{seconds}s")),
+            seconds(self.expires_seconds, "never"),
         ]
     }
 
     fn wide_cells(&self) -> Vec<String> {
         vec![self.by.clone()]
+    }
+}
+
+/// A client whose next connection to a service port goes to the same endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AffinityRow {
+    /// The service port.
+    #[serde(flatten)]
+    pub port: NamedPort,
+    /// The address; for sockets `node`, the addresses of the pod, or the cookie of its namespace.
+    pub client: String,
+    /// `packets` with this source address, or `sockets` of this network namespace.
+    pub of: String,
+    /// The endpoint.
+    pub endpoint: SocketAddr,
+    /// How long, if the client does not connect again, in seconds. `None` if that is not known.
+    pub remaining_seconds: Option<u64>,
+}
+
+impl Row for AffinityRow {
+    const COLUMNS: (&'static [&'static str], &'static [&'static str]) =
+        (&[NAMED[0], NAMED[1], NAMED[2], NAMED[3], "CLIENT", "ENDPOINT", "REMAINING"], &["CLIENT'S"]);
+
+    fn cells(&self) -> Vec<String> {
+        let mut cells = self.port.cells();
+        cells.extend([self.client.clone(), self.endpoint.to_string(), seconds(self.remaining_seconds, "-")]);
+        cells
+    }
+
+    fn wide_cells(&self) -> Vec<String> {
+        vec![self.of.clone()]
     }
 }
 
@@ -341,6 +373,10 @@ impl Row for LeftOutRow {
 
 fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+}
+
+fn seconds(value: Option<u64>, none: &str) -> String {
+    value.map_or(none.to_owned(), |seconds| format!("{seconds}s"))
 }
 
 fn number(value: Option<u64>) -> String {

@@ -14,10 +14,11 @@ use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ExplainRequest, FlowFilter, Resource, Row, flows,
+    AffinityFilter, ExplainRequest, FlowFilter, Resource, Row, affinity, flows,
     gather::{self, Filter, Part, ServiceCounts},
 };
 use crate::{
+    causes::with_causes,
     dataplane::Mode,
     explain::{Explanation, Question, Situation, explain},
     health::{NodeReport, ProxyHealth, Status},
@@ -48,6 +49,7 @@ const LINES: &str = "application/x-ndjson";
 pub fn routes(node: NodeInspector) -> Router {
     Router::new()
         .route("/v1/get/flows", get(flows))
+        .route("/v1/get/affinity", get(affinity))
         .route("/v1/get/{resource}", get(list))
         .route("/v1/explain", get(explained))
         .route("/v1/node", get(reported))
@@ -79,7 +81,7 @@ async fn list(
             parts(inspector, filter, move |inspected, key| gather::service(inspected, key, &counts)).await
         }
         Resource::Endpoints => parts(inspector, filter, gather::endpoints).await,
-        Resource::Flows => StatusCode::NOT_FOUND.into_response(),
+        Resource::Flows | Resource::Affinity => StatusCode::NOT_FOUND.into_response(),
         Resource::Links => whole(inspector.read(gather::links).await),
         Resource::Exempt => whole(inspector.read(gather::exempt).await),
         Resource::LeftOut => {
@@ -104,6 +106,29 @@ async fn flows(
             flows::named(&inspector, part.map_err(io::Error::other)?).await.map_err(io::Error::other)?;
         Ok(Some((lines(&rows), (parts, inspector))))
     }))
+}
+
+/// Answers with the clients that have affinity, or with the reason why the kernel does not tell them.
+async fn affinity(
+    State(NodeInspector { inspector, pin_directory, .. }): State<NodeInspector>,
+    Query(filter): Query<AffinityFilter>,
+) -> Response {
+    let of = filter.clone();
+    let wanted = inspector.read(move |inspected| affinity::wanted(inspected, &of, &pin_directory)).await;
+    let wanted = match wanted.and_then(|wanted| wanted.ok_or(NoAnswer::NotRunning)) {
+        Ok(wanted) => wanted,
+        Err(error) => return error.into_response(),
+    };
+    let read = tokio::task::spawn_blocking(move || affinity::read(&wanted, &filter)).await;
+    match read {
+        Ok(Ok(rows)) => ([(CONTENT_TYPE, LINES)], lines(&rows)).into_response(),
+        Ok(Err(error)) => unavailable(with_causes(&error)),
+        Err(error) => unavailable(error.to_string()),
+    }
+}
+
+fn unavailable(why: String) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
 }
 
 /// Answers with a list that is read at once.
@@ -226,7 +251,15 @@ mod tests {
             pin_directory: PathBuf::new(),
         };
         let explain = "explain?from=node&client=auto&to=10.0.0.1:80&protocol=TCP&outsideCgroup=false";
-        for path in ["get/services", "get/endpoints", "get/flows", "get/links", "get/left-out", explain] {
+        for path in [
+            "get/services",
+            "get/endpoints",
+            "get/flows",
+            "get/affinity",
+            "get/links",
+            "get/left-out",
+            explain,
+        ] {
             let request = Request::get(format!("/v1/{path}")).body(Body::empty()).expect("a request");
             let answer = routes(node.clone()).oneshot(request).await.expect("an answer");
             assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");

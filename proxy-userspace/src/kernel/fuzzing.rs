@@ -7,7 +7,7 @@ use netlink_packet_sock_diag::SockDiagMessage;
 use super::{
     conntrack, foreign_changes, foreign_filters, ipset, ipvs, links, local_routes,
     netlink::{Attributes, error_of, messages_of},
-    nftables, redirecting_pods, ruleset_changes, xfrm,
+    nftables, redirecting_pods, ruleset_changes, xfrm, xt_recent,
 };
 
 /// Reads a datagram of netlink with the parsers of all subsystems.
@@ -39,7 +39,10 @@ pub fn read_datagram(datagram: &[u8]) {
 /// Reads a text of `/proc` and of commands with all parsers.
 pub fn read_text(text: &str) {
     ipset::parse(text);
+    xt_recent::TimerTicks::read(text);
     for line in text.lines() {
         ipvs::connections::virtual_server(line);
+        ipvs::connections::persistence(line);
+        xt_recent::read_line(line);
     }
 }

@@ -39,6 +39,7 @@ mod security_module;
 pub mod sock_diag;
 pub mod sysctl;
 pub mod xfrm;
+pub mod xt_recent;
 
 pub use error::KernelError;
 pub use security_module::Confinement;

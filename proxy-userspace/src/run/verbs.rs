@@ -10,8 +10,9 @@ use std::{
 use proxy_userspace::{
     causes::with_causes,
     inspect::{
-        Client, EndpointRow, ExemptRow, ExplainArguments, Filter, FlowRow, GetArguments, LeftOutRow, LinkRow,
-        Output, Resource, Row, ServiceRow, Verb, print, print_one, table,
+        AffinityFilter, AffinityRow, Client, EndpointRow, ExemptRow, ExplainArguments, Filter, FlowFilter,
+        FlowRow, GetArguments, LeftOutRow, LinkRow, Output, Resource, Row, ServiceRow, Verb, print,
+        print_one, table,
     },
 };
 use tokio::{runtime, time::sleep};
@@ -59,6 +60,7 @@ async fn get(arguments: &GetArguments) -> anyhow::Result<ExitCode> {
         Resource::Services => list::<ServiceRow>(arguments).await,
         Resource::Endpoints => list::<EndpointRow>(arguments).await,
         Resource::Flows => list::<FlowRow>(arguments).await,
+        Resource::Affinity => list::<AffinityRow>(arguments).await,
         Resource::Links => list::<LinkRow>(arguments).await,
         Resource::Exempt => list::<ExemptRow>(arguments).await,
         Resource::LeftOut => list::<LeftOutRow>(arguments).await,
@@ -79,7 +81,8 @@ async fn list<T: Row>(arguments: &GetArguments) -> anyhow::Result<ExitCode> {
     if *watch {
         follow(arguments, &rows).await?;
     }
-    let is_missing = rows.is_empty() && name.is_some();
+    let is_of_services = matches!(resource, Resource::Services | Resource::Endpoints);
+    let is_missing = rows.is_empty() && name.is_some() && is_of_services;
     Ok(if is_missing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -87,11 +90,16 @@ async fn read<T: Row>(arguments: &GetArguments) -> anyhow::Result<Vec<T>> {
     let GetArguments { resource, name, namespace, flows, .. } = arguments;
     let mut rows = Vec::new();
     let mut client = Client::connect().await?;
-    if *resource == Resource::Flows {
-        client.list(*resource, flows, |row| rows.push(row)).await?;
-    } else {
-        let filter = Filter { namespace: namespace.clone(), name: name.clone() };
-        client.list(*resource, &filter, |row| rows.push(row)).await?;
+    let (namespace, name) = (namespace.clone(), name.clone());
+    let on_row = |row| rows.push(row);
+    match resource {
+        Resource::Flows => client.list(*resource, flows, on_row).await?,
+        Resource::Affinity => {
+            let FlowFilter { client: of, endpoint, .. } = *flows;
+            let filter = AffinityFilter { namespace, name, client: of, endpoint };
+            client.list(*resource, &filter, on_row).await?;
+        }
+        _ => client.list(*resource, &Filter { namespace, name }, on_row).await?,
     }
     Ok(rows)
 }

@@ -25,7 +25,6 @@ use std::{
 pub use proxy_common::layout::MapSizes;
 use proxy_common::layout::{MAPS, MapDeclaration, service_slots};
 
-pub(super) use self::plan::translate::depends_on_source;
 pub(crate) use self::plan::translate::{leaves_pods_to_links, masquerades};
 use self::{
     checkers::{Checkers, OnDrift},
@@ -49,6 +48,10 @@ pub use self::{
     },
     rules::{MASQUERADED_PORTS, Marks, NAMES as RULE_NAMES, Rules},
     trace::{TraceRecords, TracingPrograms},
+};
+pub(super) use self::{
+    maps::open_pinned,
+    plan::translate::{depends_on_source, service_key},
 };
 use super::{Dataplane, DisplacedLink, FailureScope, KernelCounts, LeftOutPort, MapFill, lock};
 use crate::{

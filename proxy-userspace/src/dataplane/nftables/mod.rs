@@ -66,10 +66,10 @@ use crate::{
     },
     kernel::{
         KernelError,
-        nftables::{self, Change},
+        nftables::{self, Change, Name},
         ruleset_changes::TableChangeFlag,
     },
-    model::{Dirty, IpFamily, Protocol, Snapshot},
+    model::{Dirty, IpFamily, Protocol, ServicePortName, Snapshot},
 };
 
 /// The settings of the nftables dataplane.
@@ -277,6 +277,11 @@ impl Nftables {
             Err(error) => vec![error],
         }
     }
+}
+
+/// Returns the name of the set of an endpoint's clients, if its service port has affinity.
+pub(super) fn affinity_set(service: &ServicePortName, endpoint: SocketAddr) -> Name {
+    names::name(names::AFFINITY, &names::of_endpoint(service, endpoint))
 }
 
 fn remove_tables(socket: &mut nftables::Nftables) -> Vec<KernelError> {

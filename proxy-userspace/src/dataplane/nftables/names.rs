@@ -8,6 +8,9 @@ use crate::{dataplane::name_hash::base32, kernel::nftables::Name, model::Service
 /// The kernel's limit is 256 with the terminating zero. The difference is for the longest prefix.
 const MAX_LENGTH: usize = 240;
 
+/// The prefix of the set of an endpoint's clients.
+pub(super) const AFFINITY: &str = "affinity";
+
 /// Returns the suffix of a service port's names: a hash and the name, truncated.
 pub(super) fn of_port(name: &ServicePortName) -> String {
     hashed(&text(name))

@@ -79,7 +79,7 @@ impl AffinityChains {
     fn add_endpoint(&mut self, service: &ServicePortName, endpoint: SocketAddr, timeout: NonZeroU32) {
         let suffix = names::of_endpoint(service, endpoint);
         let timeout = Duration::from_secs(timeout.get().into());
-        let clients = name("affinity", &suffix);
+        let clients = name(names::AFFINITY, &suffix);
         let kind = SetKind::Dynamic(timeout, MAX_CLIENTS);
         self.sets.push(Set { name: clients.clone(), key: ADDRESS, kind, comment: "" });
         let add_client = Rule::new([Statement::UpdateSet(clients, vec![Selector::Source])]);
@@ -112,7 +112,7 @@ impl AffinityChains {
 fn select_endpoint(suffixes: &[String]) -> Vec<Rule> {
     let to = |suffix: &String| Statement::Verdict(Verdict::Goto(name("endpoint", suffix)));
     let assigned = suffixes.iter().map(|suffix| {
-        let is_client = Statement::InSet(vec![Selector::Source], name("affinity", suffix));
+        let is_client = Statement::InSet(vec![Selector::Source], name(names::AFFINITY, suffix));
         Rule::new([is_client, to(suffix)])
     });
     // Each endpoint gets one of N connections, where N is the number of remaining endpoints.

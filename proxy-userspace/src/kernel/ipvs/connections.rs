@@ -1,10 +1,11 @@
-//! Counts the connections of IPVS. Reads the kernel's file (`ip_vs_conn_seq_show` of
+//! Counts the connections of IPVS, and lists its persistent clients. Reads the kernel's file (`ip_vs_conn_seq_show` of
 //! `net/netfilter/ipvs/ip_vs_conn.c`).
 
 use std::{
     fs::File,
     io::{self, BufRead as _, BufReader},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
 };
 
 use super::VirtualKey;
@@ -16,18 +17,60 @@ const PATH: &str = "/proc/thread-self/net/ip_vs_conn";
 /// Counts the current connections to the selected virtual servers. Persistence templates do not
 /// count.
 pub fn connections_to(is_selected: &dyn Fn(&VirtualKey) -> bool) -> Result<usize, KernelError> {
-    let count = || -> io::Result<usize> {
+    let mut count = 0;
+    for_each_line(|line| count += usize::from(virtual_server(line).is_some_and(|key| is_selected(&key))))?;
+    Ok(count)
+}
+
+/// A client whose next connection to a virtual server goes to the same real server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Persistence {
+    /// The address of the client.
+    pub client: IpAddr,
+    /// The virtual server.
+    pub server: VirtualKey,
+    /// The real server.
+    pub real: SocketAddr,
+    /// The time until the kernel forgets it.
+    pub expires_after: Duration,
+}
+
+/// Returns the persistence templates. None if the kernel has no IPVS.
+pub fn persistent_clients() -> Result<Vec<Persistence>, KernelError> {
+    let mut found = Vec::new();
+    for_each_line(|line| found.extend(persistence(line)))?;
+    Ok(found)
+}
+
+fn for_each_line(mut each: impl FnMut(&str)) -> Result<(), KernelError> {
+    let mut read = || -> io::Result<()> {
         let file = match File::open(PATH) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             file => BufReader::new(file?),
         };
-        let mut count = 0;
-        for line in file.lines() {
-            count += usize::from(virtual_server(&line?).is_some_and(|key| is_selected(&key)));
-        }
-        Ok(count)
+        file.lines().try_for_each(|line| {
+            each(&line?);
+            Ok(())
+        })
     };
-    count().map_err(KernelError::path("read", PATH))
+    read().map_err(KernelError::path("read", PATH))
+}
+
+/// Returns the persistence template in a line.
+pub(in crate::kernel) fn persistence(line: &str) -> Option<Persistence> {
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let [protocol, client, "0000", address, port, real, real_port, _, expires, ..] = words[..] else {
+        return None;
+    };
+    let protocol = Protocol::ALL.into_iter().find(|known| known.name() == protocol)?;
+    let socket =
+        |address, port| Some(SocketAddr::new(read_address(address)?, u16::from_str_radix(port, 16).ok()?));
+    Some(Persistence {
+        client: read_address(client)?,
+        server: VirtualKey { protocol, address: socket(address, port)? },
+        real: socket(real, real_port)?,
+        expires_after: Duration::from_secs(expires.parse().ok()?),
+    })
 }
 
 /// Returns the virtual server of the connection in a line. Returns `None` for headings and for
@@ -78,6 +121,26 @@ mod tests {
             ),
         ] {
             assert_eq!(virtual_server(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_persistence_template_has_client_and_real_server_and_connections_are_none() {
+        let socket = |text: &str| text.parse::<SocketAddr>().expect("an address");
+        let line = "TCP C0A83932 0000 0A602A01 0050 0AF4010B 1F90 ASSURED           899";
+        let expected = Persistence {
+            client: socket("192.168.57.50:0").ip(),
+            server: VirtualKey { protocol: Protocol::Tcp, address: socket("10.96.42.1:80") },
+            real: socket("10.244.1.11:8080"),
+            expires_after: Duration::from_secs(899),
+        };
+        assert_eq!(persistence(line), Some(expected));
+        for line in [
+            "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData",
+            "TCP C0A83932 9C5E 0A602A01 0050 0AF4010B 1F90 ESTABLISHED     899",
+            "",
+        ] {
+            assert_eq!(persistence(line), None, "{line}");
         }
     }
 }

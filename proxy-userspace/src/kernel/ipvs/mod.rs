@@ -17,7 +17,7 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP};
 
 use self::message::{IPVS_CMD_GET_CONFIG, IPVS_CMD_GET_DEST, IPVS_CMD_GET_SERVICE, IPVS_CMD_SET_CONFIG};
 pub use self::{
-    connections::{connections_to, is_loaded},
+    connections::{Persistence, connections_to, is_loaded, persistent_clients},
     protocols::lacks_sctp,
 };
 use super::{

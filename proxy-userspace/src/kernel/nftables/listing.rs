@@ -1,6 +1,6 @@
 //! Lists the chains, sets and elements of a table.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use libc::{
     NF_DROP, NFT_CONTINUE, NFT_GOTO, NFT_JUMP, NFT_MSG_GETCHAIN, NFT_MSG_GETSET, NFT_MSG_GETSETELEM,
@@ -63,12 +63,32 @@ impl Nftables {
         table: &str,
         set: &str,
     ) -> Result<Vec<(ElementKey, ElementValue)>, KernelError> {
+        self.list_set(family, table, set, elements_of)
+    }
+
+    /// Lists the addresses of a set that forgets them, each with the time until then. A set that does
+    /// not exist has none.
+    pub fn list_addresses(
+        &mut self,
+        family: IpFamily,
+        table: &str,
+        set: &str,
+    ) -> Result<Vec<(IpAddr, Option<Duration>)>, KernelError> {
+        self.list_set(family, table, set, |answer| elements(answer, read_address))
+    }
+
+    fn list_set<T>(
+        &self,
+        family: IpFamily,
+        table: &str,
+        set: &str,
+        read: impl Fn(Attributes<'_>) -> Option<Vec<T>>,
+    ) -> Result<Vec<T>, KernelError> {
         let write = |to: &mut MessageBuffer| {
             to.string(NFTA_TABLE_NAME, table);
             to.string(NFTA_SET_ELEM_LIST_SET, set);
         };
-        let object = format!("set {set}");
-        let messages = self.list(NFT_MSG_GETSETELEM, family, &object, write, elements_of)?;
+        let messages = self.list(NFT_MSG_GETSETELEM, family, &format!("set {set}"), write, read)?;
         Ok(messages.into_iter().flatten().collect())
     }
 
@@ -96,6 +116,7 @@ impl Nftables {
 pub(in crate::kernel) fn read_any(answer: Attributes<'_>) {
     SetSpec::read(answer);
     let fields = [super::FieldType::Address, super::FieldType::Port];
+    elements(answer, read_address);
     for (key, value) in elements_of(answer).unwrap_or_default() {
         if let ElementValue::Data(data) = value {
             data.to_endpoint();
@@ -108,8 +129,20 @@ pub(in crate::kernel) fn read_any(answer: Attributes<'_>) {
 
 /// Returns the elements in an answer.
 fn elements_of(answer: Attributes<'_>) -> Option<Vec<(ElementKey, ElementValue)>> {
+    elements(answer, read_element)
+}
+
+fn elements<T>(answer: Attributes<'_>, read: fn(Attributes<'_>) -> Option<T>) -> Option<Vec<T>> {
     let list = answer.nested(NFTA_SET_ELEM_LIST_ELEMENTS)?;
-    Some(list.iter().filter_map(|(_, element)| read_element(Attributes(element))).collect())
+    Some(list.iter().filter_map(|(_, element)| read(Attributes(element))).collect())
+}
+
+/// Reads an element of a set of addresses, and when the kernel forgets it.
+fn read_address(element: Attributes<'_>) -> Option<(IpAddr, Option<Duration>)> {
+    let bytes = element.nested(NFTA_SET_ELEM_KEY)?.get(NFTA_DATA_VALUE)?;
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    let address = v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()?;
+    Some((address, element.be64(NFTA_SET_ELEM_EXPIRATION).map(Duration::from_millis)))
 }
 
 fn read_element(element: Attributes<'_>) -> Option<(ElementKey, ElementValue)> {

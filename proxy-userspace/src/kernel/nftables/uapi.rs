@@ -21,7 +21,8 @@ kernel_constants! {
     NFTA_SET_DESC_SIZE = 1,
     // enum nft_set_elem_list_attributes, enum nft_set_elem_attributes
     NFTA_SET_ELEM_LIST_SET = 2, NFTA_SET_ELEM_LIST_ELEMENTS = 3,
-    NFTA_SET_ELEM_KEY = 1, NFTA_SET_ELEM_DATA = 2, NFTA_SET_ELEM_USERDATA = 6,
+    NFTA_SET_ELEM_KEY = 1, NFTA_SET_ELEM_DATA = 2, NFTA_SET_ELEM_EXPIRATION = 5,
+    NFTA_SET_ELEM_USERDATA = 6,
     // enum nft_data_attributes, enum nft_verdict_attributes
     NFTA_DATA_VALUE = 1, NFTA_DATA_VERDICT = 2,
     NFTA_VERDICT_CODE = 1, NFTA_VERDICT_CHAIN = 2,

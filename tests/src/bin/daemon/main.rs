@@ -6,6 +6,7 @@ mod bpffs;
 mod doctor;
 mod give_back;
 mod lifecycle;
+mod lists;
 mod missing;
 mod monitoring;
 mod outages;
@@ -69,6 +70,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("statusz", pages::statusz_names_mode_link_path_and_socket_scope),
     ("impostor", verbs::an_answer_of_another_user_is_not_believed),
     ("verbs", verbs::get_and_explain_answer_on_the_node),
+    ("affinity", lists::clients_with_affinity_are_listed),
     ("monitoring", monitoring::queries_have_data_and_alerts_react),
     ("doctor", doctor::doctor_finds_each_fault_and_none_on_a_healthy_node),
     ("trace", tracing::a_trace_is_what_clients_did_and_costs_nothing_otherwise),
