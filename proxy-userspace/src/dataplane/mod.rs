@@ -7,6 +7,7 @@
 
 mod backstop;
 pub mod conntrack;
+mod drift;
 pub mod ebpf;
 #[cfg(test)]
 pub(crate) mod fake;
@@ -24,6 +25,7 @@ mod scope;
 mod sctp_ports;
 
 pub use backstop::{BackstopError, BackstopNeed, BackstopStatus, Backstopped, CreateBackstop};
+pub use drift::{Held, HeldReader};
 pub use families::FamilyError;
 pub use known_affinity::{AffinityClient, AffinityKeeper, AffinityPort, KnownAffinity, known_affinity};
 pub use known_flows::{FlowStage, KnownFlow, Translator, for_each_flow};
@@ -141,6 +143,22 @@ pub trait Dataplane {
     /// for the node attaches them. Returns false if nothing changes, as in modes without programs.
     fn trace(&mut self, _state: &mut Self::State, _programs: Option<TracingPrograms>) -> bool {
         false
+    }
+
+    /// Returns what reads the kernel for [`Self::differences`]. `None` while it cannot be compared.
+    fn held_reader(&self) -> Option<HeldReader> {
+        None
+    }
+
+    /// Returns how the kernel differs from what the state says about a service port; with `None`,
+    /// about what all share. Empty if it does not differ, or is of another mode.
+    fn differences(
+        _state: &Self::State,
+        _held: &Held,
+        _snapshot: &Snapshot,
+        _of: Option<&ServicePortKey>,
+    ) -> Vec<String> {
+        Vec::new()
     }
 
     /// Returns how full the kernel's maps are, for metrics.

@@ -3,12 +3,12 @@
 use std::{error::Error, sync::Arc};
 
 use super::{
-    BackstopStatus, Dataplane, DisplacedLink, FailureScope, KernelCounts, LeftOutPort, MapFill,
-    ModeMetricsReader, PlanSize, conntrack::StaleUdpDeletion, ebpf::TracingPrograms, sctp_ports::SctpPorts,
+    BackstopStatus, Dataplane, DisplacedLink, FailureScope, Held, HeldReader, KernelCounts, LeftOutPort,
+    MapFill, ModeMetricsReader, PlanSize, conntrack::StaleUdpDeletion, ebpf::TracingPrograms, sctp_ports::SctpPorts,
 };
 use crate::{
     kernel::KernelError,
-    model::{Dirty, Snapshot},
+    model::{Dirty, ServicePortKey, Snapshot},
 };
 
 /// An error of a dataplane, with the operation that failed.
@@ -91,6 +91,21 @@ pub trait Renderer: Send {
 
     /// See [`Dataplane::map_fill`]. Empty if there is no state.
     fn map_fill(&self) -> Vec<MapFill>;
+
+    /// See [`Dataplane::held_reader`].
+    fn held_reader(&self) -> Option<HeldReader> {
+        None
+    }
+
+    /// See [`Dataplane::differences`]. `None` if it is not known what the kernel should hold.
+    fn differences(
+        &self,
+        _held: &Held,
+        _snapshot: &Snapshot,
+        _of: Option<&ServicePortKey>,
+    ) -> Option<Vec<String>> {
+        None
+    }
 
     /// See [`Dataplane::left_out_ports`]. Includes service ports that the mode never serves.
     fn left_out_ports(&self) -> Vec<LeftOutPort> {
@@ -216,6 +231,19 @@ where
 
     fn map_fill(&self) -> Vec<MapFill> {
         self.state.as_ref().map_or_else(Vec::new, |state| self.dataplane.map_fill(state))
+    }
+
+    fn held_reader(&self) -> Option<HeldReader> {
+        self.dataplane.held_reader().filter(|_| self.state.is_some())
+    }
+
+    fn differences(
+        &self,
+        held: &Held,
+        snapshot: &Snapshot,
+        of: Option<&ServicePortKey>,
+    ) -> Option<Vec<String>> {
+        Some(D::differences(self.state.as_ref()?, held, snapshot, of))
     }
 
     fn left_out_ports(&self) -> Vec<LeftOutPort> {

@@ -43,7 +43,7 @@ pub(super) fn wanted(inspected: &Inspected<'_>, filter: &AffinityFilter, pins: &
         Mode::Ipvs => AffinityKeeper::Ipvs,
     };
     let modes = [inspected.mode?].into_iter().chain(inspected.backstop.as_ref().map(|status| status.mode));
-    let of = Filter { namespace: filter.namespace.clone(), name: filter.name.clone() };
+    let of = Filter { namespace: filter.namespace.clone(), name: filter.name.clone(), drift: false };
     let ports = inspected.model.snapshot().ports.iter();
     let ports = ports.filter(|(key, port)| port.affinity_timeout.is_some() && of.matches(key));
     let port = |(key, port): (&_, &std::sync::Arc<_>)| AffinityPort {

@@ -37,6 +37,8 @@ pub struct GetArguments {
     pub name: Option<String>,
     /// Only Services of this namespace.
     pub namespace: Option<String>,
+    /// Compare the kernel with what was written.
+    pub drift: bool,
     /// Which flows.
     pub flows: FlowFilter,
     /// How to print.
@@ -54,6 +56,7 @@ impl GetArguments {
         let given = [
             ("NAME", self.name.is_some(), is_of_services),
             ("--namespace", self.namespace.is_some(), is_of_services),
+            ("--drift", self.drift, self.resource == Resource::Services),
             ("--client", self.flows.client.is_some(), has_clients),
             ("--vip", self.flows.vip.is_some(), is_of_flows),
             ("--endpoint", self.flows.endpoint.is_some(), has_clients),
@@ -109,7 +112,7 @@ fn get() -> Command {
         Arg::new(name).value_name(value).help(help)
     };
     Command::new("get")
-        .about("List what shunt serves on this node: services, endpoints, flows, affinity, links, exempt or left-out")
+        .about("List what shunt serves on this node: services, endpoints, flows, affinity, links, exempt, left-out or drift")
         .after_help(format!("Asks the shunt that runs in this network namespace, in any mode. {EXIT}"))
         .arg(
             argument("resource", "RESOURCE", "What to list")
@@ -121,6 +124,12 @@ fn get() -> Command {
             argument("namespace", "NAMESPACE", "Only Services of this namespace [default: all]")
                 .short('n')
                 .long("namespace"),
+        )
+        .arg(
+            Arg::new("drift")
+                .long("drift")
+                .action(ArgAction::SetTrue)
+                .help("Compare the kernel with what was written for each of these services"),
         )
         .args(flow_filters())
         .arg(output_argument("Format: table, wide, json, yaml, or jsonpath=TEMPLATE"))
@@ -242,6 +251,7 @@ fn read_get(matches: &ArgMatches) -> Option<GetArguments> {
         resource,
         name,
         namespace,
+        drift: matches.get_flag("drift"),
         flows,
         output: matches.get_one::<Output>("output")?.clone(),
         watch: matches.get_flag("watch"),

@@ -5,8 +5,11 @@ use std::{collections::HashMap, net::SocketAddr, ops::Bound, sync::Arc};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::rows::{
-    Conditions, Counts, EndpointRow, ExemptRow, LeftOutRow, LinkRow, NamedPort, ServedAddress, ServiceRow,
+use super::{
+    drift::Drift,
+    rows::{
+        Conditions, Counts, EndpointRow, ExemptRow, LeftOutRow, LinkRow, NamedPort, ServedAddress, ServiceRow,
+    },
 };
 use crate::{
     dataplane::{Mode, ServiceCount},
@@ -29,6 +32,9 @@ pub struct Filter {
     pub namespace: Option<String>,
     /// Of the Service with this name.
     pub name: Option<String>,
+    /// Compare the kernel with what was written.
+    #[serde(default)]
+    pub drift: bool,
 }
 
 impl Filter {
@@ -118,6 +124,7 @@ pub(super) fn service(
     inspected: &Inspected<'_>,
     key: &ServicePortKey,
     counts: &ServiceCounts,
+    drift: Option<&Drift>,
 ) -> Vec<ServiceRow> {
     let Some(port) = inspected.model.snapshot().ports.get(key) else { return Vec::new() };
     let endpoints = inspected.model.known_endpoints(key);
@@ -135,6 +142,7 @@ pub(super) fn service(
         counts: counts.of(key),
         programmed: programmed.map(rfc3339),
         left_out,
+        drift: drift.and_then(|drift| drift.of(inspected, key)),
     };
     vec![row]
 }

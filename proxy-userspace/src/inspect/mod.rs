@@ -10,6 +10,7 @@
 mod affinity;
 mod arguments;
 mod client;
+mod drift;
 mod flows;
 mod gather;
 mod namespaces;
@@ -24,7 +25,10 @@ pub use self::{
     flows::FlowFilter,
     gather::Filter,
     output::{InvalidOutput, Output, print, print_one, table},
-    rows::{AffinityRow, EndpointRow, ExemptRow, FlowRow, LeftOutRow, LinkRow, NamedPort, Row, ServiceRow},
+    rows::{
+        AffinityRow, DriftRow, EndpointRow, ExemptRow, FlowRow, LeftOutRow, LinkRow, NamedPort, Row,
+        ServiceRow,
+    },
     server::{ClientKind, NodeInspector, routes},
 };
 
@@ -56,11 +60,13 @@ pub enum Resource {
     Exempt,
     /// Service ports that are left out.
     LeftOut,
+    /// What the kernel holds otherwise than it was written.
+    Drift,
 }
 
 impl Resource {
     /// All resources.
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Services,
         Self::Endpoints,
         Self::Flows,
@@ -68,11 +74,12 @@ impl Resource {
         Self::Links,
         Self::Exempt,
         Self::LeftOut,
+        Self::Drift,
     ];
 
     /// Returns true if the items belong to Services.
     pub(super) const fn has_services(self) -> bool {
-        matches!(self, Self::Services | Self::Endpoints | Self::Affinity | Self::LeftOut)
+        matches!(self, Self::Services | Self::Endpoints | Self::Affinity | Self::LeftOut | Self::Drift)
     }
 
     fn of_path(path: &str) -> Option<Self> {
@@ -89,6 +96,7 @@ impl Resource {
             Self::Links => "links",
             Self::Exempt => "exempt",
             Self::LeftOut => "left-out",
+            Self::Drift => "drift",
         }
     }
 
@@ -102,6 +110,7 @@ impl Resource {
             Self::Links => "LinkList",
             Self::Exempt => "ExemptNamespaceList",
             Self::LeftOut => "LeftOutServicePortList",
+            Self::Drift => "DifferenceList",
         }
     }
 }

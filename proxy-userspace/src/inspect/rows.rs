@@ -69,6 +69,9 @@ pub struct ServiceRow {
     pub programmed: Option<String>,
     /// Why it is left out.
     pub left_out: Option<String>,
+    /// What the kernel holds otherwise than it was written. `None` if it was not compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drift: Option<Vec<String>>,
 }
 
 /// An address at which clients reach a service port.
@@ -121,7 +124,12 @@ impl Row for ServiceRow {
         let addresses: Vec<_> = self.addresses.iter().map(|served| served.address.as_str()).collect();
         let state = match (&self.left_out, &self.programmed) {
             (Some(reason), _) => format!("left out: {reason}"),
-            (None, Some(_)) => "programmed".to_owned(),
+            (None, Some(_)) => match self.drift.as_deref() {
+                None => "programmed".to_owned(),
+                Some([]) => "programmed, no drift".to_owned(),
+                Some([only]) => format!("drift: {only}"),
+                Some([first, more @ ..]) => format!("drift: {first}, and {} more", more.len()),
+            },
             (None, None) => "waiting".to_owned(),
         };
         let mut cells = self.port.cells();
@@ -367,6 +375,29 @@ impl Row for LeftOutRow {
     fn cells(&self) -> Vec<String> {
         let mut cells = self.port.cells();
         cells.extend([self.port.family.clone(), self.reason.clone(), self.message.clone()]);
+        cells
+    }
+}
+
+/// Something that the kernel holds otherwise than it was written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DriftRow {
+    /// The service port. `None` for what all share.
+    #[serde(flatten)]
+    pub port: Option<NamedPort>,
+    /// What differs.
+    pub difference: String,
+}
+
+impl Row for DriftRow {
+    const COLUMNS: (&'static [&'static str], &'static [&'static str]) =
+        (&[NAMED[0], NAMED[1], NAMED[2], NAMED[3], "DIFFERENCE"], &[]);
+
+    fn cells(&self) -> Vec<String> {
+        let of_all = || NAMED.map(|_| or_dash("")).to_vec();
+        let mut cells = self.port.as_ref().map_or_else(of_all, NamedPort::cells);
+        cells.push(self.difference.clone());
         cells
     }
 }

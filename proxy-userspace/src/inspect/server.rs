@@ -14,7 +14,9 @@ use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AffinityFilter, ExplainRequest, FlowFilter, Resource, Row, affinity, flows,
+    AffinityFilter, ExplainRequest, FlowFilter, Resource, Row, affinity,
+    drift::Drift,
+    flows,
     gather::{self, Filter, Part, ServiceCounts},
 };
 use crate::{
@@ -75,11 +77,8 @@ async fn list(
     let Some(resource) = Resource::of_path(&resource) else { return StatusCode::NOT_FOUND.into_response() };
     let inspector = node.inspector;
     match resource {
-        Resource::Services => {
-            let (counted, counts_failures) = node.metrics.service_counts();
-            let counts = Arc::new(ServiceCounts::new(counted, counts_failures));
-            parts(inspector, filter, move |inspected, key| gather::service(inspected, key, &counts)).await
-        }
+        Resource::Services => services(inspector, &node.metrics, filter).await,
+        Resource::Drift => differences(inspector, filter).await,
         Resource::Endpoints => parts(inspector, filter, gather::endpoints).await,
         Resource::Flows | Resource::Affinity => StatusCode::NOT_FOUND.into_response(),
         Resource::Links => whole(inspector.read(gather::links).await),
@@ -88,6 +87,41 @@ async fn list(
             whole(inspector.read(move |inspected| gather::left_out(inspected, &filter)).await)
         }
     }
+}
+
+async fn services(inspector: Inspector, metrics: &Metrics, filter: Filter) -> Response {
+    let drift = if filter.drift { Some(Drift::read(&inspector).await) } else { None };
+    let drift = match drift.transpose() {
+        Ok(drift) => drift,
+        Err(error) => return unavailable(error.to_string()),
+    };
+    let (counted, counts_failures) = metrics.service_counts();
+    let counts = Arc::new(ServiceCounts::new(counted, counts_failures));
+    let rows_of = move |inspected: &Inspected<'_>, key: &ServicePortKey| {
+        gather::service(inspected, key, &counts, drift.as_ref())
+    };
+    parts(inspector, filter, rows_of).await
+}
+
+/// Answers with what the kernel holds otherwise than it was written. What all service ports share
+/// comes first, unless the filter names some.
+async fn differences(inspector: Inspector, filter: Filter) -> Response {
+    let drift = match Drift::read(&inspector).await {
+        Ok(drift) => drift,
+        Err(error) => return unavailable(error.to_string()),
+    };
+    let (of_node, is_of_all) = (drift.clone(), filter.namespace.is_none() && filter.name.is_none());
+    let shared = move |inspected: &Inspected<'_>| {
+        if is_of_all { of_node.rows_of_node(inspected) } else { Vec::new() }
+    };
+    let shared = match inspector.read(shared).await {
+        Ok(rows) => lines(&rows),
+        Err(error) => return error.into_response(),
+    };
+    let rows_of = move |inspected: &Inspected<'_>, key: &ServicePortKey| drift.rows(inspected, key);
+    let (head, rest) = parts(inspector, filter, rows_of).await.into_parts();
+    let body = stream::once(async { Ok(shared) }).chain(rest.into_data_stream());
+    Response::from_parts(head, Body::from_stream(body))
 }
 
 /// Answers with the flows that match. Their Services are named as far as they exist.
@@ -256,6 +290,7 @@ mod tests {
             "get/endpoints",
             "get/flows",
             "get/affinity",
+            "get/drift",
             "get/links",
             "get/left-out",
             explain,

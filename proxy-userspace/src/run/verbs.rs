@@ -10,9 +10,9 @@ use std::{
 use proxy_userspace::{
     causes::with_causes,
     inspect::{
-        AffinityFilter, AffinityRow, Client, EndpointRow, ExemptRow, ExplainArguments, Filter, FlowFilter,
-        FlowRow, GetArguments, LeftOutRow, LinkRow, Output, Resource, Row, ServiceRow, Verb, print,
-        print_one, table,
+        AffinityFilter, AffinityRow, Client, DriftRow, EndpointRow, ExemptRow, ExplainArguments, Filter,
+        FlowFilter, FlowRow, GetArguments, LeftOutRow, LinkRow, Output, Resource, Row, ServiceRow, Verb,
+        print, print_one, table,
     },
 };
 use tokio::{runtime, time::sleep};
@@ -64,6 +64,7 @@ async fn get(arguments: &GetArguments) -> anyhow::Result<ExitCode> {
         Resource::Links => list::<LinkRow>(arguments).await,
         Resource::Exempt => list::<ExemptRow>(arguments).await,
         Resource::LeftOut => list::<LeftOutRow>(arguments).await,
+        Resource::Drift => list::<DriftRow>(arguments).await,
     }
 }
 
@@ -87,7 +88,7 @@ async fn list<T: Row>(arguments: &GetArguments) -> anyhow::Result<ExitCode> {
 }
 
 async fn read<T: Row>(arguments: &GetArguments) -> anyhow::Result<Vec<T>> {
-    let GetArguments { resource, name, namespace, flows, .. } = arguments;
+    let GetArguments { resource, name, namespace, flows, drift, .. } = arguments;
     let mut rows = Vec::new();
     let mut client = Client::connect().await?;
     let (namespace, name) = (namespace.clone(), name.clone());
@@ -99,7 +100,7 @@ async fn read<T: Row>(arguments: &GetArguments) -> anyhow::Result<Vec<T>> {
             let filter = AffinityFilter { namespace, name, client: of, endpoint };
             client.list(*resource, &filter, on_row).await?;
         }
-        _ => client.list(*resource, &Filter { namespace, name }, on_row).await?,
+        _ => client.list(*resource, &Filter { namespace, name, drift: *drift }, on_row).await?,
     }
     Ok(rows)
 }

@@ -11,9 +11,9 @@ use tokio::{
     time::timeout,
 };
 
-use super::left_out_ports::LeftOutPorts;
+use super::{left_out_ports::LeftOutPorts, report::now};
 use crate::{
-    dataplane::{BackstopStatus, LeftOutReason, Mode, ebpf::TracingPrograms},
+    dataplane::{BackstopStatus, Held, HeldReader, LeftOutReason, Mode, Renderer, ebpf::TracingPrograms},
     model::{Model, ServicePortKey, UnixNanos},
 };
 
@@ -23,7 +23,6 @@ const MAX_WAITING: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What a reader sees. Nothing changes while it reads, and no sync runs, so it must be quick.
-#[derive(Debug)]
 pub struct Inspected<'a> {
     /// The objects, and what was resolved from them.
     pub model: &'a Model,
@@ -33,6 +32,7 @@ pub struct Inspected<'a> {
     pub backstop: Option<BackstopStatus>,
     pub(super) left_out: &'a LeftOutPorts,
     pub(super) programmed: &'a ProgrammedTimes,
+    pub(super) renderer: &'a dyn Renderer,
 }
 
 impl Inspected<'_> {
@@ -44,6 +44,18 @@ impl Inspected<'_> {
     /// Returns when a service port was last programmed. `None` if it waits for that.
     pub fn programmed(&self, key: &ServicePortKey) -> Option<UnixNanos> {
         self.programmed.of(key)
+    }
+
+    /// Returns the time, and what reads the kernel to compare it. `None` if it is not known what the
+    /// kernel should hold.
+    pub fn held_reader(&self) -> Option<(UnixNanos, HeldReader)> {
+        self.renderer.held_reader().map(|reader| (now(), reader))
+    }
+
+    /// Returns how the kernel differs from what was written for a service port; with `None`, for
+    /// all. `None` if that is not known.
+    pub fn differences(&self, held: &Held, of: Option<&ServicePortKey>) -> Option<Vec<String>> {
+        self.renderer.differences(held, self.model.snapshot(), of)
     }
 }
 

@@ -260,6 +260,7 @@ impl SyncLoop {
             backstop: self.renderer.backstop(),
             left_out: &self.left_out_ports,
             programmed: &self.programmed,
+            renderer: &*self.renderer,
         }
     }
 

@@ -46,8 +46,7 @@ impl SyncLoop {
     /// Notes when the service ports of a sync were programmed.
     pub(super) fn note_programmed(&mut self, dirty: &Dirty) {
         let ports = &self.model.snapshot().ports;
-        let now = UnixNanos(u64::try_from(unix_now().as_nanos()).unwrap_or(u64::MAX));
-        self.programmed.update(now, &dirty.ports, |key| ports.contains_key(key));
+        self.programmed.update(now(), &dirty.ports, |key| ports.contains_key(key));
     }
 
     /// Reports a successful sync of all families that do not fail.
@@ -107,6 +106,11 @@ const fn served_families(failing: Option<IpFamily>) -> &'static [IpFamily] {
         Some(IpFamily::V4) => &[IpFamily::V6],
         Some(IpFamily::V6) => &[IpFamily::V4],
     }
+}
+
+/// Returns the time of the node as the model has it.
+pub(super) fn now() -> UnixNanos {
+    UnixNanos(u64::try_from(unix_now().as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// Returns the time since the Unix epoch.

@@ -13,8 +13,8 @@ mod tests;
 use std::{collections::BTreeSet, error::Error, fmt, sync::Arc};
 
 use super::{
-    DisplacedLink, FailureScope, KernelCounts, LeftOutPort, MapFill, Mode, ModeMetricsReader, RenderError,
-    Renderer,
+    DisplacedLink, FailureScope, Held, HeldReader, KernelCounts, LeftOutPort, MapFill, Mode,
+    ModeMetricsReader, RenderError, Renderer,
     conntrack::StaleUdpDeletion,
     ebpf::{TracingPrograms, depends_on_source, leaves_pods_to_links},
     sctp_ports::SctpPorts,
@@ -384,6 +384,33 @@ impl Renderer for Backstopped {
     /// its rules. The takeover removes the rules of all other modes.
     fn cleanup(&mut self) -> Vec<RenderError> {
         self.programs.cleanup()
+    }
+
+    fn held_reader(&self) -> Option<HeldReader> {
+        let programs = self.programs.held_reader()?;
+        let Some((_, backstop)) = self.backstop.as_ref().filter(|_| self.is_in_place) else {
+            return Some(programs);
+        };
+        let backstop = backstop.held_reader()?;
+        Some(Box::new(move || Ok(Held::Both(Box::new((programs()?, backstop()?))))))
+    }
+
+    fn differences(
+        &self,
+        held: &Held,
+        snapshot: &Snapshot,
+        of: Option<&ServicePortKey>,
+    ) -> Option<Vec<String>> {
+        let (programs, beneath) = match held {
+            Held::Both(both) => (&both.0, Some(&both.1)),
+            programs => (programs, None),
+        };
+        let mut found = self.programs.differences(programs, snapshot, of)?;
+        if let (Some((_, backstop)), Some(beneath)) = (&self.backstop, beneath) {
+            let found_beneath = backstop.differences(beneath, snapshot, of)?.into_iter();
+            found.extend(found_beneath.map(|difference| format!("backstop: {difference}")));
+        }
+        Some(found)
     }
 
     fn map_fill(&self) -> Vec<MapFill> {

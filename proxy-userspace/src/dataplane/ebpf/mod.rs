@@ -3,6 +3,7 @@
 mod apply;
 mod checkers;
 mod direct;
+mod drift;
 mod error;
 mod failures;
 mod links;
@@ -38,6 +39,7 @@ use self::{
     upgrade::{handover, own_netns, state_maps::StateCopies},
 };
 pub use self::{
+    drift::HeldMaps,
     error::EbpfError,
     links::{HookState, LinkAttachment, LinkHook},
     plan::{
@@ -53,7 +55,9 @@ pub(super) use self::{
     maps::open_pinned,
     plan::translate::{depends_on_source, service_key},
 };
-use super::{Dataplane, DisplacedLink, FailureScope, KernelCounts, LeftOutPort, MapFill, lock};
+use super::{
+    Dataplane, DisplacedLink, FailureScope, Held, HeldReader, KernelCounts, LeftOutPort, MapFill, lock,
+};
 use crate::{
     kernel::{
         KernelError,
@@ -64,7 +68,7 @@ use crate::{
         conntrack::HandoverCounts,
         netns::{self, NetnsCookie},
     },
-    model::{Dirty, Snapshot},
+    model::{Dirty, ServicePortKey, Snapshot},
 };
 
 /// The compiled proxy-ebpf. Tests load it too.
@@ -305,6 +309,18 @@ impl Dataplane for Ebpf {
         self.checkers.iter().for_each(|checkers| checkers.maps.end_plan(state.digest));
         self.start_comparisons(state);
         result
+    }
+
+    /// Maps of another layout are replaced soon.
+    fn held_reader(&self) -> Option<HeldReader> {
+        let pins = self.pins.path().to_owned();
+        let read: HeldReader = Box::new(move || HeldMaps::open(&pins).map(Held::Programs));
+        (!self.is_staged).then_some(read)
+    }
+
+    fn differences(state: &State, held: &Held, _: &Snapshot, of: Option<&ServicePortKey>) -> Vec<String> {
+        let Held::Programs(held) = held else { return Vec::new() };
+        of.map_or_else(|| held.differences_of_node(state), |key| held.differences(state, key))
     }
 
     fn failure_scope(error: &EbpfError) -> FailureScope {

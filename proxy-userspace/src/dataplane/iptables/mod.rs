@@ -7,6 +7,7 @@
 
 mod counters;
 mod detect;
+mod drift;
 mod error;
 mod fixed_chains;
 mod isolation;
@@ -31,9 +32,9 @@ use self::{
     state::{FamilyState, PortState},
     udp_destinations::udp_destinations,
 };
-pub use self::{error::IptablesError, node::RuleOptions, plan::Plan, state::State};
+pub use self::{drift::HeldTables, error::IptablesError, node::RuleOptions, plan::Plan, state::State};
 use super::{
-    Dataplane, FailureScope, LeftOutPort, LeftOutReason, ModeMetricsReader,
+    Dataplane, FailureScope, Held, HeldReader, LeftOutPort, LeftOutReason, ModeMetricsReader,
     conntrack::StaleUdpCleaner,
     families,
     iptables_text::{self, CANARY, Chain, Layout, Table, TableInput, TableState},
@@ -341,6 +342,24 @@ impl Dataplane for Iptables {
             message: "iptables-restore rejects its rules".into(),
         };
         self.left_out.values().flat_map(BTreeMap::keys).map(left_out).collect()
+    }
+
+    fn held_reader(&self) -> Option<HeldReader> {
+        let commands = self.commands.clone();
+        Some(Box::new(move || HeldTables::read(&commands).map(Held::Iptables)))
+    }
+
+    fn differences(
+        state: &State,
+        held: &Held,
+        snapshot: &Snapshot,
+        of: Option<&ServicePortKey>,
+    ) -> Vec<String> {
+        let Held::Iptables(held) = held else { return Vec::new() };
+        match of {
+            Some(key) => held.differences(state, snapshot, key),
+            None => held.differences_of_node(state, snapshot),
+        }
     }
 
     fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {

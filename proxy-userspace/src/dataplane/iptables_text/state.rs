@@ -78,6 +78,17 @@ impl Content {
         hasher.write(lines.as_bytes());
         Self { digest: hasher.finish(), rules: lines.lines().count() }
     }
+
+    /// The same, whatever the order of words in a rule is. It differs between versions of iptables.
+    pub(crate) fn of_words(lines: &str) -> Self {
+        let sorted = lines.lines().map(|line| sorted_words(line).join(" ") + "\n");
+        Self::of(&sorted.collect::<String>())
+    }
+
+    /// Returns the hash of its rules.
+    pub(crate) const fn digest(self) -> u64 {
+        self.digest
+    }
 }
 
 /// What a table holds of a mode.

@@ -8,6 +8,7 @@
 mod apply;
 mod counters;
 mod desired;
+mod drift;
 mod error;
 mod failures;
 mod handover;
@@ -40,6 +41,7 @@ use self::{
 };
 pub use self::{
     desired::Item,
+    drift::HeldObjects,
     error::IpvsError,
     handover::hand_over,
     plan::Plan,
@@ -50,7 +52,7 @@ pub use self::{
     sysctls::set_up_kernel,
 };
 use super::{
-    Dataplane, FailureScope, KernelCounts, LeftOutPort, ModeMetricsReader,
+    Dataplane, FailureScope, Held, HeldReader, KernelCounts, LeftOutPort, ModeMetricsReader,
     conntrack::StaleUdpCleaner,
     families::{self, FailureCounters},
     iptables, sctp_ports,
@@ -61,9 +63,9 @@ use crate::{
         dummy_link::DummyLink,
         ipset::Ipset,
         iptables::Iptables as Commands,
-        ipvs::{self, Ipvs as Socket, Timeouts},
+        ipvs::{self, Ipvs as Socket, Timeouts, VirtualKey},
     },
-    model::{Dirty, IpFamily, Snapshot},
+    model::{Dirty, IpFamily, ServicePortKey, Snapshot},
 };
 
 /// Names in shunt's rules that shunt never deletes. If one disappears, another program flushed the
@@ -186,12 +188,7 @@ impl Ipvs {
     }
 
     fn observe_servers(&mut self, state: &mut State) -> Result<(), KernelError> {
-        for (key, server) in self.socket.servers()? {
-            let reals = self.socket.real_servers(key)?.into_iter();
-            let mut reals: Vec<_> = reals.map(RealServerState::from).collect();
-            reals.sort_unstable_by_key(|real| real.address);
-            state.servers.insert(key, VirtualServerState { server, reals });
-        }
+        state.servers = read_servers(&mut self.socket)?;
         Ok(())
     }
 
@@ -206,6 +203,18 @@ impl Ipvs {
             udp: differs(wanted.udp, held.udp),
         })
     }
+}
+
+/// Returns the virtual servers with their real servers.
+fn read_servers(socket: &mut Socket) -> Result<BTreeMap<VirtualKey, VirtualServerState>, KernelError> {
+    let mut servers = BTreeMap::new();
+    for (key, server) in socket.servers()? {
+        let reals = socket.real_servers(key)?.into_iter();
+        let mut reals: Vec<_> = reals.map(RealServerState::from).collect();
+        reals.sort_unstable_by_key(|real| real.address);
+        servers.insert(key, VirtualServerState { server, reals });
+    }
+    Ok(servers)
 }
 
 /// Returns the rules of a family, and whether they can contain `--random-fully`.
@@ -292,6 +301,16 @@ impl Dataplane for Ipvs {
 
     fn left_out_ports(&self) -> Vec<LeftOutPort> {
         self.rejections.left_out_ports()
+    }
+
+    fn held_reader(&self) -> Option<HeldReader> {
+        let (launcher, commands) = (self.options.settings.launcher.clone(), self.commands.clone());
+        Some(Box::new(move || HeldObjects::read(&launcher, &commands).map(Held::Ipvs)))
+    }
+
+    fn differences(state: &State, held: &Held, _: &Snapshot, of: Option<&ServicePortKey>) -> Vec<String> {
+        let Held::Ipvs(held) = held else { return Vec::new() };
+        of.map_or_else(|| held.differences_of_node(state), |key| held.differences(state, key))
     }
 
     fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {

@@ -6,13 +6,12 @@ use std::{collections::BTreeSet, fmt};
 
 use super::{
     node::{Node, PlanOptions},
-    rules_state::content,
     sets::Set,
 };
 use crate::{
     dataplane::iptables_text::{
-        Chain, ChainRules, FORWARD, Jump, MARK_MASQ, ModeChains, POSTROUTING, PROXY_FIREWALL, SERVICES,
-        Table, add_forward_rules, add_postrouting_rules, mark_masq_rules, port_unreachable,
+        Chain, ChainRules, Content, FORWARD, Jump, MARK_MASQ, ModeChains, POSTROUTING, PROXY_FIREWALL,
+        SERVICES, Table, add_forward_rules, add_postrouting_rules, mark_masq_rules, port_unreachable,
     },
     model::IpFamily,
 };
@@ -47,7 +46,7 @@ pub(in crate::dataplane) static MODE: ModeChains = ModeChains {
         chain.map(|(_, chain)| *chain)
     },
     jumps: &JUMPS,
-    content,
+    content: Content::of_words,
 };
 
 /// Of the jumps in one built-in chain, each is inserted above those before it.

@@ -1,10 +1,10 @@
 //! What iptables holds of this mode, and what has to be written so that it holds other rules.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::rules::{MODE, TABLES};
 use crate::dataplane::iptables_text::{
-    ChainRules, Content, SERVICES, SavedLine, Table, TableInput, TableState, saved_lines, sorted_words,
+    Chain, ChainRules, Content, SERVICES, SavedLine, Table, TableInput, TableState, saved_lines,
 };
 
 /// What iptables holds of this mode in one family.
@@ -39,6 +39,20 @@ impl RulesState {
         inputs.into_iter().filter(|input| !input.is_empty()).collect()
     }
 
+    /// Returns the chains that are not the same in another state, and those to which no jump leads
+    /// there.
+    pub(super) fn chains_that_differ(&self, other: &Self) -> BTreeSet<Chain> {
+        let empty = TableState::default();
+        let mut found = BTreeSet::new();
+        for (table, own) in &self.tables {
+            let other = other.tables.get(table).unwrap_or(&empty);
+            let differs = |(chain, content): &(&Chain, &Content)| other.chains.get(chain) != Some(content);
+            found.extend(own.chains.iter().filter(differs).map(|(chain, _)| *chain));
+            found.extend(own.jumps.difference(&other.jumps).map(|jump| jump.to));
+        }
+        found
+    }
+
     /// Records that iptables-restore accepted inputs.
     pub(super) fn record(&mut self, inputs: &[TableInput]) {
         for input in inputs {
@@ -46,13 +60,6 @@ impl RulesState {
             self.is_of_iptables_mode &= !(input.table == Table::Nat && input.fills(SERVICES));
         }
     }
-}
-
-/// Returns the content of a chain. It does not depend on the order of words in a rule, which
-/// differs between versions of iptables.
-pub(super) fn content(lines: &str) -> Content {
-    let sorted = lines.lines().map(|line| sorted_words(line).join(" ") + "\n");
-    Content::of(&sorted.collect::<String>())
 }
 
 fn has_rules_of_iptables_mode(nat: &str) -> bool {

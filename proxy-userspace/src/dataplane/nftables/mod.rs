@@ -38,6 +38,7 @@
 //! listed ([`Dataplane::is_certain`]).
 
 mod builder;
+mod drift;
 mod lists;
 mod names;
 mod plan;
@@ -52,14 +53,14 @@ mod tests;
 
 use std::{net::SocketAddr, sync::Arc};
 
-pub use self::{plan::Plan, state::State, table::TABLE};
+pub use self::{drift::HeldTables, plan::Plan, state::State, table::TABLE};
 use self::{
     sets::{Destination, SharedSet},
     state::{Element, Table},
 };
 use crate::{
     dataplane::{
-        Dataplane, FailureScope, FamilyError, ModeMetricsReader,
+        Dataplane, FailureScope, FamilyError, Held, HeldReader, ModeMetricsReader,
         conntrack::StaleUdpCleaner,
         families::{self, FailureCounters},
         sctp_ports,
@@ -69,7 +70,7 @@ use crate::{
         nftables::{self, Change, Name},
         ruleset_changes::TableChangeFlag,
     },
-    model::{Dirty, IpFamily, Protocol, ServicePortName, Snapshot},
+    model::{Dirty, IpFamily, Protocol, ServicePortKey, ServicePortName, Snapshot},
 };
 
 /// The settings of the nftables dataplane.
@@ -137,22 +138,22 @@ impl Nftables {
             }
         }
     }
+}
 
-    fn read(&mut self, family: IpFamily) -> Result<Table, KernelError> {
-        let mut table = Table::from_listing(family, self.socket.list_table(family, TABLE)?);
-        if table.is_foreign {
-            return Ok(table);
-        }
-        for set in SharedSet::all() {
-            if table.sets.contains_key(&set.name()) {
-                let elements = self.socket.list_elements(family, TABLE, &set.name())?;
-                let elements = elements.into_iter();
-                let element = |(key, value)| ((set, key), Element { value, references: 0 });
-                table.elements.extend(elements.map(element));
-            }
-        }
-        Ok(table)
+/// Reads the table of a family, without rules.
+fn read_table(socket: &mut nftables::Nftables, family: IpFamily) -> Result<Table, KernelError> {
+    let mut table = Table::from_listing(family, socket.list_table(family, TABLE)?);
+    if table.is_foreign {
+        return Ok(table);
     }
+    for set in SharedSet::all() {
+        if table.sets.contains_key(&set.name()) {
+            let elements = socket.list_elements(family, TABLE, &set.name())?.into_iter();
+            let element = |(key, value)| ((set, key), Element { value, references: 0 });
+            table.elements.extend(elements.map(element));
+        }
+    }
+    Ok(table)
 }
 
 impl Dataplane for Nftables {
@@ -167,7 +168,7 @@ impl Dataplane for Nftables {
         self.changed.take();
         self.unread.clear();
         let tables = IpFamily::ALL.map(|family| {
-            self.read(family).unwrap_or_else(|error| {
+            read_table(&mut self.socket, family).unwrap_or_else(|error| {
                 self.unread.push((family, error));
                 Table::default()
             })
@@ -219,6 +220,15 @@ impl Dataplane for Nftables {
             NftablesError::OfFamily(one) => FailureScope::Family(one.family),
             NftablesError::Kernel(_) => FailureScope::Everything,
         }
+    }
+
+    fn held_reader(&self) -> Option<HeldReader> {
+        Some(Box::new(|| HeldTables::read().map(Held::Nftables)))
+    }
+
+    fn differences(state: &State, held: &Held, _: &Snapshot, of: Option<&ServicePortKey>) -> Vec<String> {
+        let Held::Nftables(held) = held else { return Vec::new() };
+        of.map_or_else(|| held.differences_of_node(state), |key| held.differences(state, key))
     }
 
     fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use libc::{
-    NF_DROP, NFT_CONTINUE, NFT_GOTO, NFT_JUMP, NFT_MSG_GETCHAIN, NFT_MSG_GETSET, NFT_MSG_GETSETELEM,
-    NFT_MSG_GETTABLE, NFT_SET_ANONYMOUS, c_int,
+    NF_DROP, NFT_CONTINUE, NFT_GOTO, NFT_JUMP, NFT_MSG_GETCHAIN, NFT_MSG_GETRULE, NFT_MSG_GETSET,
+    NFT_MSG_GETSETELEM, NFT_MSG_GETTABLE, NFT_SET_ANONYMOUS, c_int,
 };
 use netlink_packet_core::NLM_F_DUMP;
 
@@ -64,6 +64,25 @@ impl Nftables {
         set: &str,
     ) -> Result<Vec<(ElementKey, ElementValue)>, KernelError> {
         self.list_set(family, table, set, elements_of)
+    }
+
+    /// Counts the rules of each chain of a table. A chain without rules is missing.
+    pub fn count_rules(
+        &mut self,
+        family: IpFamily,
+        table: &str,
+    ) -> Result<BTreeMap<Name, usize>, KernelError> {
+        let write = |to: &mut MessageBuffer| to.string(NFTA_TABLE_NAME, table);
+        let chain = |rule: Attributes<'_>| {
+            let is_in_table = rule.string(NFTA_TABLE_NAME) == Some(table);
+            rule.string(NFTA_RULE_CHAIN).filter(|_| is_in_table).map(Name::from)
+        };
+        let object = format!("rules of the table {table}");
+        let mut counts = BTreeMap::new();
+        for chain in self.list(NFT_MSG_GETRULE, family, &object, write, chain)? {
+            *counts.entry(chain).or_default() += 1;
+        }
+        Ok(counts)
     }
 
     /// Lists the addresses of a set that forgets them, each with the time until then. A set that does

@@ -65,3 +65,95 @@ fn get(node: &TestNode, setup: &Setup, what: &str) -> Result<Vec<Value>> {
     let list: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
     Ok(list["items"].as_array().cloned().unwrap_or_default())
 }
+
+/// What somebody changes, and what shows it.
+struct Damage {
+    line: String,
+    shown: &'static str,
+    /// It is of the Service `web`, not of what all Services share.
+    is_of_web: bool,
+    /// The next periodic look repairs it.
+    is_repaired: bool,
+}
+
+/// What somebody else changes in the kernel is named before shunt repairs it, and no more after it.
+pub(crate) fn drift_is_named(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::started(setup, &setup.mode, "{}")?;
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    let healthy = get(&node, setup, "drift")?;
+    ensure!(healthy.is_empty(), "without a change: {healthy:?}");
+    for Damage { line, shown, is_of_web, is_repaired } in damages(&setup.mode, &node) {
+        node.world.run(Host::Node1, &line).with_context(|| line.clone())?;
+        let found = get(&node, setup, "drift")?;
+        let is_it = |row: &&Value| {
+            row["difference"].as_str().is_some_and(|text| text.contains(shown))
+                && (row["name"] == "web") == is_of_web
+        };
+        ensure!(found.iter().any(|row| is_it(&row)), "after {line}: {found:?}");
+        if is_of_web {
+            let others = found.iter().find(|row| row["name"] != "web");
+            ensure!(others.is_none(), "after {line}: {others:?}");
+            let differs = drift_of_web(&node, setup)?.is_some_and(|differences| differences > 0);
+            ensure!(differs, "after {line}, services --drift shows nothing");
+        }
+        let is_gone = || {
+            let is_same = drift_of_web(&node, setup)? == Some(0) && get(&node, setup, "drift")?.is_empty();
+            anyhow::Ok(is_same.then_some(()))
+        };
+        if is_repaired {
+            let gone = Deadline::after(LOOK).try_poll(is_gone)?;
+            gone.with_context(|| format!("not repaired: {line}: {:?}", get(&node, setup, "drift")))?;
+        }
+    }
+    node.end()
+}
+
+/// Returns the number of differences of `web`; `None` if it changes at the moment.
+fn drift_of_web(node: &TestNode, setup: &Setup) -> Result<Option<usize>> {
+    let rows = get(node, setup, "services web --drift")?;
+    Ok(rows.first().and_then(|row| Some(row["drift"].as_array()?.len())))
+}
+
+/// The longest time until the next periodic look.
+const LOOK: Duration = Duration::from_secs(50);
+
+fn damages(mode: &str, node: &TestNode) -> Vec<Damage> {
+    let pins = node.world.pin_directory();
+    let pins = pins.display();
+    let of_web = |line: String, shown, is_repaired| Damage { line, shown, is_of_web: true, is_repaired };
+    let of_all = |line: &str, shown| Damage { line: line.into(), shown, is_of_web: false, is_repaired: true };
+    match mode {
+        "ebpf" => vec![of_web(
+            // 10.96.0.80, port 80, TCP.
+            format!(
+                "bpftool map delete pinned {pins}/services key hex 00 00 00 00 00 00 00 00 00 00 ff ff 0a 60 00 50 50 00 06 00"
+            ),
+            "services 10.96.0.80:80/TCP is missing",
+            true,
+        )],
+        // The kernel notifies about the first change, and shunt compares all. The next time is a
+        // second later.
+        "nftables" => vec![
+            of_all(
+                "nft add chain ip kube-proxy other; sleep 0.3; nft flush chain ip kube-proxy services",
+                "the chain services has 0 rules",
+            ),
+            of_web(
+                "nft add chain ip kube-proxy other; sleep 0.3; nft delete element ip kube-proxy service-ips-2 { 10.96.0.80 . tcp . 80 }"
+                    .into(),
+                "service-ips-2 { 10.96.0.80 . tcp . 80 ",
+                true,
+            ),
+        ],
+        _ => vec![
+            // As with upstream, a single rule that is missing is not seen soon. The first line of -S
+            // is the chain.
+            of_web(
+                "iptables -t nat -D KUBE-SERVICES $(($(iptables -t nat -S KUBE-SERVICES | grep -nF 10.96.0.80/32 | cut -d: -f1) - 1))"
+                    .into(),
+                "10.96.0.80/32",
+                false,
+            ),
+        ],
+    }
+}

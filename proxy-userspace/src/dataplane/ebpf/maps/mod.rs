@@ -107,7 +107,7 @@ struct Batches {
     members: Writer<MemberKey, u8>,
 }
 
-fn failed(operation: &'static str, map: &'static str) -> impl FnOnce(MapError) -> KernelError {
+pub(crate) fn failed(operation: &'static str, map: &'static str) -> impl FnOnce(MapError) -> KernelError {
     KernelError::bpf(operation, format!("map {map}"))
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn removed(map: &'static str, result: Result<(), MapError>) -> Result
 }
 
 /// The value of every entry of a map that is a set.
-const IN_SET: u8 = 1;
+pub(crate) const IN_SET: u8 = 1;
 
 impl Maps {
     pub(crate) fn open(object: &mut Object, sizes: MapSizes, marks: Marks) -> Result<Self, KernelError> {

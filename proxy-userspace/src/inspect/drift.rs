@@ -1,0 +1,70 @@
+//! Compares the kernel with what was written, when somebody asks.
+
+use std::sync::Arc;
+
+use super::{
+    gather::port_name,
+    rows::{DriftRow, NamedPort},
+};
+use crate::{
+    causes::with_causes,
+    dataplane::Held,
+    model::{ServicePortKey, UnixNanos},
+    sync::{Inspected, Inspector, NoAnswer},
+};
+
+/// Why the kernel cannot be compared.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DriftError {
+    /// The loop does not answer.
+    #[error(transparent)]
+    NoAnswer(#[from] NoAnswer),
+    /// Nothing is programmed, or not all of it.
+    #[error("what the kernel should hold is not known: shunt starts, or its last sync failed")]
+    Unknown,
+    /// The kernel cannot be read.
+    #[error("cannot read what the kernel holds: {0}")]
+    Unread(String),
+}
+
+/// What the kernel held when somebody asked.
+#[derive(Clone)]
+pub(super) struct Drift {
+    held: Arc<Held>,
+    /// When the reading began.
+    since: UnixNanos,
+}
+
+impl Drift {
+    /// Reads the kernel, on a thread of its own.
+    pub(super) async fn read(inspector: &Inspector) -> Result<Self, DriftError> {
+        let found = inspector.read(|inspected| inspected.held_reader()).await?;
+        let (since, reader) = found.ok_or(DriftError::Unknown)?;
+        let read = tokio::task::spawn_blocking(reader).await;
+        let held = read.map_err(|error| DriftError::Unread(error.to_string()))?;
+        let held = held.map_err(|error| DriftError::Unread(with_causes(&error)))?;
+        Ok(Self { held: Arc::new(held), since })
+    }
+
+    /// Returns what differs of a service port. `None` if it is left out, waits, or changed since the
+    /// reading began.
+    pub(super) fn of(&self, inspected: &Inspected<'_>, key: &ServicePortKey) -> Option<Vec<String>> {
+        inspected.programmed(key).filter(|at| *at < self.since && !inspected.left_out().contains_key(key))?;
+        inspected.differences(&self.held, Some(key))
+    }
+
+    /// Returns a row for each difference of a service port.
+    pub(super) fn rows(&self, inspected: &Inspected<'_>, key: &ServicePortKey) -> Vec<DriftRow> {
+        rows(Some(&port_name(key)), self.of(inspected, key))
+    }
+
+    /// Returns a row for each difference of what all service ports share.
+    pub(super) fn rows_of_node(&self, inspected: &Inspected<'_>) -> Vec<DriftRow> {
+        rows(None, inspected.differences(&self.held, None))
+    }
+}
+
+fn rows(port: Option<&NamedPort>, differences: Option<Vec<String>>) -> Vec<DriftRow> {
+    let differences = differences.unwrap_or_default().into_iter();
+    differences.map(|difference| DriftRow { port: port.cloned(), difference }).collect()
+}
