@@ -29,6 +29,11 @@ pub struct KnownFlow {
     pub by: Translator,
     /// How long it is kept without packets. `None` if it does not expire.
     pub expires_after: Option<Duration>,
+    /// How long no packet passed, exact to about a second. `None` for flows of netfilter.
+    pub idle: Option<Duration>,
+    /// How long it exists. `None` for flows of programs, and unless conntrack has timestamps
+    /// (`net.netfilter.nf_conntrack_timestamp`).
+    pub age: Option<Duration>,
 }
 
 /// How far a flow is.
@@ -94,10 +99,11 @@ pub fn for_each_flow(pins: Option<&Path>, each: &mut dyn FnMut(KnownFlow)) -> Re
             reader.read_all(visit).map_err(KernelError::call("read map", map))?;
         }
     }
+    let now = clock::since_1970()?;
     for family in IpFamily::ALL {
         for protocol in Protocol::ALL {
             let visit =
-                &mut |connection: &Connection| of_conntrack(connection).into_iter().for_each(&mut *each);
+                &mut |connection: &Connection| of_conntrack(connection, now).into_iter().for_each(&mut *each);
             conntrack::for_each_connection(family, protocol, visit)?;
         }
     }
@@ -118,11 +124,13 @@ fn of_programs(key: &FlowKey, flow: &Flow, now_ns: u64) -> Option<KnownFlow> {
         state: FlowStage::of_programs(flow),
         by: Translator::Programs,
         expires_after: Some(left),
+        idle: Some(silent),
+        age: None,
     })
 }
 
 /// Returns the flow of an entry whose destination conntrack or IPVS translates.
-fn of_conntrack(connection: &Connection) -> Option<KnownFlow> {
+fn of_conntrack(connection: &Connection, now: Duration) -> Option<KnownFlow> {
     let conntrack::TrackedConnection { protocol, original, reply, .. } = connection.tracked;
     if reply.source == original.destination {
         return None;
@@ -141,6 +149,8 @@ fn of_conntrack(connection: &Connection) -> Option<KnownFlow> {
         state,
         by: Translator::Netfilter,
         expires_after: connection.expires_after(),
+        idle: None,
+        age: connection.age(now),
     })
 }
 

@@ -16,6 +16,7 @@ pub mod iptables;
 mod iptables_text;
 pub mod ipvs;
 mod known_affinity;
+mod known_connections;
 mod known_flows;
 mod name_hash;
 pub mod nftables;
@@ -28,6 +29,7 @@ pub use backstop::{BackstopError, BackstopNeed, BackstopStatus, Backstopped, Cre
 pub use drift::{Held, HeldReader};
 pub use families::FamilyError;
 pub use known_affinity::{AffinityClient, AffinityKeeper, AffinityPort, KnownAffinity, known_affinity};
+pub use known_connections::{KnownConnection, known_connections};
 pub use known_flows::{FlowStage, KnownFlow, Translator, for_each_flow};
 pub use present::modes_with_rules;
 pub use renderer::{DataplaneRenderer, RenderError, Renderer};

@@ -52,15 +52,20 @@ impl GetArguments {
     pub fn unused(&self) -> Option<&'static str> {
         let is_of_services = self.resource.has_services();
         let is_of_flows = self.resource == Resource::Flows;
-        let has_clients = is_of_flows || self.resource == Resource::Affinity;
+        let has_clients = self.resource.has_clients();
+        let has_vips = is_of_flows || self.resource == Resource::Connections;
         let given = [
             ("NAME", self.name.is_some(), is_of_services),
             ("--namespace", self.namespace.is_some(), is_of_services),
             ("--drift", self.drift, self.resource == Resource::Services),
             ("--client", self.flows.client.is_some(), has_clients),
-            ("--vip", self.flows.vip.is_some(), is_of_flows),
+            ("--vip", self.flows.vip.is_some(), has_vips),
             ("--endpoint", self.flows.endpoint.is_some(), has_clients),
-            ("--state", self.flows.state.is_some(), is_of_flows),
+            ("--state", self.flows.state.is_some(), has_vips),
+            ("--min-idle", self.flows.min_idle.is_some(), is_of_flows),
+            ("--max-idle", self.flows.max_idle.is_some(), is_of_flows),
+            ("--min-age", self.flows.min_age.is_some(), is_of_flows),
+            ("--max-age", self.flows.max_age.is_some(), is_of_flows),
         ];
         given.into_iter().find_map(|(name, is_given, is_used)| (is_given && !is_used).then_some(name))
     }
@@ -112,7 +117,7 @@ fn get() -> Command {
         Arg::new(name).value_name(value).help(help)
     };
     Command::new("get")
-        .about("List what shunt serves on this node: services, endpoints, flows, affinity, links, exempt, left-out or drift")
+        .about("List what shunt serves on this node: services, endpoints, flows, connections, affinity, links, exempt, left-out or drift")
         .after_help(format!("Asks the shunt that runs in this network namespace, in any mode. {EXIT}"))
         .arg(
             argument("resource", "RESOURCE", "What to list")
@@ -142,21 +147,40 @@ fn get() -> Command {
         )
 }
 
-fn flow_filters() -> [Arg; 4] {
+/// The states of flows, and those of sockets.
+const STATES: [&str; 12] = [
+    "unanswered",
+    "established",
+    "closing",
+    "closed",
+    "syn-sent",
+    "syn-recv",
+    "fin-wait-1",
+    "fin-wait-2",
+    "close-wait",
+    "last-ack",
+    "new-syn-recv",
+    "unconnected",
+];
+
+fn flow_filters() -> [Arg; 8] {
     let filter = |name: &'static str, value: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name(value).help(help).help_heading("Only these flows or clients")
     };
     let address = |name, help| filter(name, "ADDRESS", help).value_parser(value_parser!(IpAddr));
+    let time = |name, help| filter(name, "TIME", help).value_parser(seconds);
     [
         address("client", "Of this client"),
         address("vip", "To this address of a Service"),
         address("endpoint", "To this endpoint"),
-        filter("state", "STATE", "unanswered, established, closing or closed").value_parser([
-            "unanswered",
-            "established",
-            "closing",
-            "closed",
-        ]),
+        filter("state", "STATE", "In this state").value_parser(STATES),
+        time(
+            "min-idle",
+            "Without a packet for at least this time, such as 90s, 5m or 2h (flows of programs)",
+        ),
+        time("max-idle", "With a packet in this time (flows of programs)"),
+        time("min-age", "At least this old (flows of netfilter, with net.netfilter.nf_conntrack_timestamp)"),
+        time("max-age", "At most this old (the same flows)"),
     ]
 }
 
@@ -241,11 +265,18 @@ fn read_get(matches: &ArgMatches) -> Option<GetArguments> {
     }
     let resource = *matches.get_one("resource")?;
     let address = |name: &str| matches.get_one::<IpAddr>(name).copied();
+    let time = |name: &str| matches.get_one::<u64>(name).copied();
     let flows = FlowFilter {
         client: address("client"),
         vip: address("vip"),
         endpoint: address("endpoint"),
         state: text("state"),
+        namespace: namespace.clone(),
+        name: name.clone(),
+        min_idle: time("min-idle"),
+        max_idle: time("max-idle"),
+        min_age: time("min-age"),
+        max_age: time("max-age"),
     };
     Some(GetArguments {
         resource,
@@ -280,6 +311,19 @@ pub fn output_argument(help: &'static str) -> Arg {
         .value_parser(|text: &str| text.parse::<Output>())
         .default_value("table")
         .help(help)
+}
+
+/// Reads a time in seconds, or with one of the units s, m, h and d.
+fn seconds(text: &str) -> Result<u64, String> {
+    let (number, unit) = match text.char_indices().last() {
+        Some((at, 's')) => (&text[..at], 1),
+        Some((at, 'm')) => (&text[..at], 60),
+        Some((at, 'h')) => (&text[..at], 3600),
+        Some((at, 'd')) => (&text[..at], 86_400),
+        _ => (text, 1),
+    };
+    let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    seconds.ok_or_else(|| format!("{text} is no time: must be a whole number with s, m, h or d, such as 90s"))
 }
 
 fn client(text: &str) -> Result<String, String> {
@@ -322,6 +366,16 @@ mod tests {
     }
 
     #[test]
+    fn a_time_has_a_unit_or_is_in_seconds() {
+        for (text, expected) in [("90", 90), ("90s", 90), ("5m", 300), ("2h", 7200), ("1d", 86_400)] {
+            let Ok(Some(Verb::Get(get))) = verb(&["get", "flows", "--min-idle", text]) else {
+                panic!("{text}")
+            };
+            assert_eq!(get.flows.min_idle, Some(expected));
+        }
+    }
+
+    #[test]
     fn a_destination_has_a_port_and_may_have_a_protocol() {
         for (text, expected) in [
             ("10.0.0.1:53/udp", ("10.0.0.1:53", Protocol::Udp)),
@@ -347,6 +401,7 @@ mod tests {
                 "lost is no verdict: must be translated, passed, refused or dropped",
             ),
             (&["trace", "--for", "0s"], "0s is no duration: must be like 10s"),
+            (&["get", "flows", "--min-idle", "soon"], "soon is no time"),
             (&["get", "services", "-o", "xml"], "must be table, wide, json, yaml or jsonpath"),
             (&["get", "services", "-o", "jsonpath={.items"], "a brace is not closed"),
             (&["get", "services", "-o", "jsonpath={range .items}"], "is not a JSONPath expression"),

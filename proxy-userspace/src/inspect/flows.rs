@@ -1,16 +1,21 @@
 //! Reads flows from the kernel, a part at a time, and names their Services.
 
-use std::{net::IpAddr, num::NonZeroU16, path::PathBuf};
+use std::{
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    path::PathBuf,
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use super::rows::FlowRow;
+use super::{gather::Filter, rows::FlowRow};
 use crate::{
     dataplane::{KnownFlow, Translator, for_each_flow},
     kernel::KernelError,
-    model::{IpFamily, Model},
-    sync::{Inspector, NoAnswer},
+    model::{IpFamily, Model, Protocol, ServicePortKey},
+    sync::{Inspected, Inspector, NoAnswer},
 };
 
 /// How many flows are named at once.
@@ -29,6 +34,18 @@ pub struct FlowFilter {
     pub endpoint: Option<IpAddr>,
     /// In this state.
     pub state: Option<String>,
+    /// To Services of this namespace.
+    pub namespace: Option<String>,
+    /// To the Service with this name.
+    pub name: Option<String>,
+    /// Without packets for at least this many seconds.
+    pub min_idle: Option<u64>,
+    /// With a packet in the last seconds, this many.
+    pub max_idle: Option<u64>,
+    /// At least this many seconds old.
+    pub min_age: Option<u64>,
+    /// At most this many seconds old.
+    pub max_age: Option<u64>,
 }
 
 impl FlowFilter {
@@ -38,6 +55,22 @@ impl FlowFilter {
             && is(self.vip, flow.destination.ip())
             && is(self.endpoint, flow.endpoint.ip())
             && self.state.as_deref().is_none_or(|wanted| wanted == flow.state.name())
+            && is_within(flow.idle, self.min_idle, self.max_idle)
+            && is_within(flow.age, self.min_age, self.max_age)
+    }
+
+    /// Returns which Services are wanted. `None` for all flows, also those of no Service.
+    pub(super) fn services(&self) -> Option<Filter> {
+        let Self { namespace, name, .. } = self.clone();
+        (namespace.is_some() || name.is_some()).then_some(Filter { namespace, name, drift: false })
+    }
+}
+
+/// Returns true if a time is between the limits. A time that is not known is only if there are none.
+fn is_within(time: Option<Duration>, min: Option<u64>, max: Option<u64>) -> bool {
+    match time.map(|time| time.as_secs()) {
+        Some(seconds) => min.is_none_or(|min| seconds >= min) && max.is_none_or(|max| seconds <= max),
+        None => min.is_none() && max.is_none(),
     }
 }
 
@@ -63,24 +96,38 @@ pub(super) fn read(pins: Option<PathBuf>, filter: FlowFilter) -> mpsc::Receiver<
     received
 }
 
-/// Names the Services of flows.
-pub(super) async fn named(inspector: &Inspector, flows: Vec<KnownFlow>) -> Result<Vec<FlowRow>, NoAnswer> {
-    inspector.read(move |inspected| flows.iter().map(|flow| row(inspected.model, flow)).collect()).await
+/// Names the Services of flows, and leaves out those of others.
+pub(super) async fn named(
+    inspector: &Inspector,
+    flows: Vec<KnownFlow>,
+    services: Option<Filter>,
+) -> Result<Vec<FlowRow>, NoAnswer> {
+    let reader = move |inspected: &Inspected<'_>| {
+        flows.iter().filter_map(|flow| row(inspected.model, flow, services.as_ref())).collect()
+    };
+    inspector.read(reader).await
 }
 
-fn row(model: &Model, flow: &KnownFlow) -> FlowRow {
-    let KnownFlow { protocol, client, destination, endpoint, state, by, expires_after } = *flow;
-    let service = NonZeroU16::new(destination.port()).and_then(|port| {
-        let family = IpFamily::of(destination.ip());
-        let of_address = model.owner(Some(destination.ip()), port, protocol, family);
-        of_address.or_else(|| model.owner(None, port, protocol, family))
-    });
-    FlowRow {
+/// Returns the service port that has an address now. The address may be one of the node.
+pub(super) fn owner_of(model: &Model, address: SocketAddr, protocol: Protocol) -> Option<&ServicePortKey> {
+    let (port, family) = (NonZeroU16::new(address.port())?, IpFamily::of(address.ip()));
+    let of_address = model.owner(Some(address.ip()), port, protocol, family);
+    of_address.or_else(|| model.owner(None, port, protocol, family)).map(|owner| owner.key)
+}
+
+/// Returns `None` if the filter leaves it out.
+fn row(model: &Model, flow: &KnownFlow, services: Option<&Filter>) -> Option<FlowRow> {
+    let KnownFlow { protocol, client, destination, endpoint, state, by, expires_after, idle, age } = *flow;
+    let service = owner_of(model, destination, protocol);
+    if services.is_some_and(|wanted| !service.is_some_and(|key| wanted.matches(key))) {
+        return None;
+    }
+    Some(FlowRow {
         protocol: protocol.name().to_owned(),
         client,
         vip: destination,
         endpoint,
-        service: service.map(|owner| owner.key.name.to_string()),
+        service: service.map(|key| key.name.to_string()),
         state: state.name().to_owned(),
         by: match by {
             Translator::Programs => "programs",
@@ -88,5 +135,27 @@ fn row(model: &Model, flow: &KnownFlow) -> FlowRow {
         }
         .to_owned(),
         expires_seconds: expires_after.map(|left| left.as_secs()),
+        idle_seconds: idle.map(|idle| idle.as_secs()),
+        age_seconds: age.map(|age| age.as_secs()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_that_is_not_known_is_within_no_limits() {
+        let time = Some(Duration::from_secs(60));
+        for (time, min, max, expected) in [
+            (time, None, None, true),
+            (time, Some(60), Some(60), true),
+            (time, Some(61), None, false),
+            (time, None, Some(59), false),
+            (None, None, None, true),
+            (None, Some(0), None, false),
+        ] {
+            assert_eq!(is_within(time, min, max), expected, "{time:?} {min:?} {max:?}");
+        }
     }
 }

@@ -10,6 +10,7 @@
 mod affinity;
 mod arguments;
 mod client;
+mod connections;
 mod drift;
 mod flows;
 mod gather;
@@ -26,8 +27,8 @@ pub use self::{
     gather::Filter,
     output::{InvalidOutput, Output, print, print_one, table},
     rows::{
-        AffinityRow, DriftRow, EndpointRow, ExemptRow, FlowRow, LeftOutRow, LinkRow, NamedPort, Row,
-        ServiceRow,
+        AffinityRow, ConnectionRow, DriftRow, EndpointRow, ExemptRow, FlowRow, LeftOutRow, LinkRow,
+        NamedPort, Row, ServiceRow,
     },
     server::{ClientKind, NodeInspector, routes},
 };
@@ -51,6 +52,9 @@ pub enum Resource {
     /// Flows that are translated on links.
     #[value(alias = "flow")]
     Flows,
+    /// Connections that were translated at their sockets.
+    #[value(alias = "connection")]
+    Connections,
     /// Clients with affinity.
     Affinity,
     /// Links on which packets are translated.
@@ -66,10 +70,11 @@ pub enum Resource {
 
 impl Resource {
     /// All resources.
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Services,
         Self::Endpoints,
         Self::Flows,
+        Self::Connections,
         Self::Affinity,
         Self::Links,
         Self::Exempt,
@@ -77,9 +82,14 @@ impl Resource {
         Self::Drift,
     ];
 
-    /// Returns true if the items belong to Services.
+    /// Returns true if a list can be of one Service or namespace.
     pub(super) const fn has_services(self) -> bool {
-        matches!(self, Self::Services | Self::Endpoints | Self::Affinity | Self::LeftOut | Self::Drift)
+        !matches!(self, Self::Links | Self::Exempt)
+    }
+
+    /// Returns true if the items have clients and endpoints.
+    pub(super) const fn has_clients(self) -> bool {
+        matches!(self, Self::Flows | Self::Connections | Self::Affinity)
     }
 
     fn of_path(path: &str) -> Option<Self> {
@@ -92,6 +102,7 @@ impl Resource {
             Self::Services => "services",
             Self::Endpoints => "endpoints",
             Self::Flows => "flows",
+            Self::Connections => "connections",
             Self::Affinity => "affinity",
             Self::Links => "links",
             Self::Exempt => "exempt",
@@ -106,6 +117,7 @@ impl Resource {
             Self::Services => "ServicePortList",
             Self::Endpoints => "EndpointList",
             Self::Flows => "FlowList",
+            Self::Connections => "ConnectionList",
             Self::Affinity => "AffinityList",
             Self::Links => "LinkList",
             Self::Exempt => "ExemptNamespaceList",

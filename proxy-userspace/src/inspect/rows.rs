@@ -252,11 +252,18 @@ pub struct FlowRow {
     pub by: String,
     /// How long it is kept without packets, in seconds.
     pub expires_seconds: Option<u64>,
+    /// How long no packet passed, in seconds. `None` for flows of netfilter.
+    pub idle_seconds: Option<u64>,
+    /// How long it exists, in seconds. `None` for flows of programs, and unless conntrack has
+    /// timestamps.
+    pub age_seconds: Option<u64>,
 }
 
 impl Row for FlowRow {
-    const COLUMNS: (&'static [&'static str], &'static [&'static str]) =
-        (&["PROTOCOL", "CLIENT", "VIP", "ENDPOINT", "SERVICE", "STATE", "EXPIRES"], &["TRANSLATED BY"]);
+    const COLUMNS: (&'static [&'static str], &'static [&'static str]) = (
+        &["PROTOCOL", "CLIENT", "VIP", "ENDPOINT", "SERVICE", "STATE", "EXPIRES"],
+        &["IDLE", "AGE", "TRANSLATED BY"],
+    );
 
     fn cells(&self) -> Vec<String> {
         vec![
@@ -271,7 +278,44 @@ impl Row for FlowRow {
     }
 
     fn wide_cells(&self) -> Vec<String> {
-        vec![self.by.clone()]
+        vec![seconds(self.idle_seconds, "-"), seconds(self.age_seconds, "-"), self.by.clone()]
+    }
+}
+
+/// A connection that was translated at its socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConnectionRow {
+    /// `TCP` or `UDP`.
+    pub protocol: String,
+    /// `node`, the addresses of the pod, or the cookie of its network namespace.
+    pub owner: String,
+    /// The address of the socket.
+    pub client: SocketAddr,
+    /// Where the process connected to. `None` for connected UDP sockets.
+    pub vip: Option<SocketAddr>,
+    /// The endpoint.
+    pub endpoint: SocketAddr,
+    /// The service port that has the address now, as `namespace/name:port`.
+    pub service: Option<String>,
+    /// The state of the socket, as ss(8) calls it.
+    pub state: String,
+}
+
+impl Row for ConnectionRow {
+    const COLUMNS: (&'static [&'static str], &'static [&'static str]) =
+        (&["PROTOCOL", "OWNER", "CLIENT", "VIP", "ENDPOINT", "SERVICE", "STATE"], &[]);
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.protocol.clone(),
+            self.owner.clone(),
+            self.client.to_string(),
+            self.vip.map_or("-".to_owned(), |vip| vip.to_string()),
+            self.endpoint.to_string(),
+            or_dash(self.service.as_deref().unwrap_or_default()),
+            self.state.clone(),
+        ]
     }
 }
 

@@ -14,7 +14,7 @@ use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AffinityFilter, ExplainRequest, FlowFilter, Resource, Row, affinity,
+    AffinityFilter, ExplainRequest, FlowFilter, Resource, Row, affinity, connections,
     drift::Drift,
     flows,
     gather::{self, Filter, Part, ServiceCounts},
@@ -51,6 +51,7 @@ const LINES: &str = "application/x-ndjson";
 pub fn routes(node: NodeInspector) -> Router {
     Router::new()
         .route("/v1/get/flows", get(flows))
+        .route("/v1/get/connections", get(connections))
         .route("/v1/get/affinity", get(affinity))
         .route("/v1/get/{resource}", get(list))
         .route("/v1/explain", get(explained))
@@ -80,7 +81,7 @@ async fn list(
         Resource::Services => services(inspector, &node.metrics, filter).await,
         Resource::Drift => differences(inspector, filter).await,
         Resource::Endpoints => parts(inspector, filter, gather::endpoints).await,
-        Resource::Flows | Resource::Affinity => StatusCode::NOT_FOUND.into_response(),
+        Resource::Flows | Resource::Connections | Resource::Affinity => StatusCode::NOT_FOUND.into_response(),
         Resource::Links => whole(inspector.read(gather::links).await),
         Resource::Exempt => whole(inspector.read(gather::exempt).await),
         Resource::LeftOut => {
@@ -133,13 +134,36 @@ async fn flows(
         Ok(mode) => mode,
         Err(error) => return error.into_response(),
     };
+    let services = filter.services();
     let parts = flows::read((mode == Some(Mode::Ebpf)).then_some(pin_directory), filter);
-    answer_with(stream::try_unfold((parts, inspector), |(mut parts, inspector)| async move {
+    let state = (parts, inspector, services);
+    answer_with(stream::try_unfold(state, |(mut parts, inspector, services)| async move {
         let Some(part) = parts.recv().await else { return Ok(None) };
-        let rows =
-            flows::named(&inspector, part.map_err(io::Error::other)?).await.map_err(io::Error::other)?;
-        Ok(Some((lines(&rows), (parts, inspector))))
+        let flows = part.map_err(io::Error::other)?;
+        let rows = flows::named(&inspector, flows, services.clone()).await.map_err(io::Error::other)?;
+        Ok(Some((lines(&rows), (parts, inspector, services))))
     }))
+}
+
+/// Answers with the connections that were translated at their sockets.
+async fn connections(
+    State(NodeInspector { inspector, pin_directory, .. }): State<NodeInspector>,
+    Query(filter): Query<FlowFilter>,
+) -> Response {
+    let mode = match inspector.read(|inspected| inspected.mode).await {
+        Ok(mode) => mode,
+        Err(error) => return error.into_response(),
+    };
+    if mode != Some(Mode::Ebpf) {
+        let why = "only the ebpf mode translates at sockets: shunt get flows lists what this mode translates";
+        return unavailable(why.to_owned());
+    }
+    let read = tokio::task::spawn_blocking(move || connections::read(&pin_directory)).await;
+    match read {
+        Ok(Ok(found)) => whole(connections::named(&inspector, found, filter).await),
+        Ok(Err(error)) => unavailable(with_causes(&error)),
+        Err(error) => unavailable(error.to_string()),
+    }
 }
 
 /// Answers with the clients that have affinity, or with the reason why the kernel does not tell them.
@@ -289,6 +313,7 @@ mod tests {
             "get/services",
             "get/endpoints",
             "get/flows",
+            "get/connections",
             "get/affinity",
             "get/drift",
             "get/links",

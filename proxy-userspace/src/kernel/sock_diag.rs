@@ -12,11 +12,12 @@ use netlink_packet_core::NLM_F_DUMP;
 use netlink_packet_sock_diag::{
     SockDiagMessage,
     constants::{AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DESTROY},
-    inet::{ExtensionFlags, InetRequest, SocketId, StateFlags},
+    inet::{ExtensionFlags, InetRequest, InetResponseHeader, SocketId, StateFlags},
 };
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
 use super::{KernelError, netlink::NetlinkSocket};
+use crate::net::Protocol;
 
 /// The kernel's unique number of a socket, as `bpf_get_socket_cookie` returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,6 +71,62 @@ pub fn connected_source_addresses() -> Result<BTreeSet<IpAddr>, KernelError> {
     Ok(addresses)
 }
 
+/// A TCP or UDP socket that neither listens nor is closed (TCP).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenSocket {
+    /// Its cookie. Sockets in `TIME_WAIT` have none of their own.
+    pub cookie: SocketCookie,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Its address.
+    pub source: SocketAddr,
+    /// Its state, in the words of ss(8).
+    pub state: &'static str,
+}
+
+/// Returns the sockets in the calling thread's namespace that may have a peer.
+pub fn open_sockets() -> Result<Vec<OpenSocket>, KernelError> {
+    let socket = open()?;
+    let states = StateFlags::all().difference(StateFlags::TIME_WAIT | StateFlags::LISTEN);
+    let mut found = Vec::new();
+    for family in [AF_INET, AF_INET6] {
+        for (number, protocol) in [(IPPROTO_TCP, Protocol::Tcp), (IPPROTO_UDP, Protocol::Udp)] {
+            let headers = dump_headers(&socket, family, number, states.clone());
+            let headers = headers.map_err(KernelError::call("list", "sockets"))?;
+            found.extend(headers.into_iter().map(|header| OpenSocket {
+                cookie: SocketCookie(u64::from_ne_bytes(header.socket_id.cookie)),
+                protocol,
+                source: source(&header.socket_id),
+                state: state_name(protocol, header.state),
+            }));
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the name of a state (`enum` in `net/tcp_states.h`). UDP sockets use two of them.
+fn state_name(protocol: Protocol, state: u8) -> &'static str {
+    const NAMES: [&str; 12] = [
+        "established",
+        "syn-sent",
+        "syn-recv",
+        "fin-wait-1",
+        "fin-wait-2",
+        "time-wait",
+        "closed",
+        "close-wait",
+        "last-ack",
+        "listening",
+        "closing",
+        "new-syn-recv",
+    ];
+    let name = usize::from(state).checked_sub(1).and_then(|index| NAMES.get(index)).copied();
+    match (protocol, name) {
+        (Protocol::Udp, Some("closed")) => "unconnected",
+        (_, name) => name.unwrap_or("unknown"),
+    }
+}
+
 fn open() -> Result<NetlinkSocket, KernelError> {
     NetlinkSocket::open(NETLINK_SOCK_DIAG).map_err(KernelError::call("open", "a sock_diag socket"))
 }
@@ -82,6 +139,10 @@ pub fn can_destroy() -> Result<bool, KernelError> {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
         Err(error) => Err(KernelError::call("destroy", "a socket that does not exist")(error)),
     }
+}
+
+fn source(id: &SocketId) -> SocketAddr {
+    SocketAddr::new(id.source_address.to_canonical(), id.source_port)
 }
 
 /// Returns the peer of a socket. An IPv6 socket with an IPv4-mapped peer is connected over IPv4.
@@ -102,17 +163,27 @@ fn request(family: u8, protocol: u8, socket_id: SocketId, states: StateFlags) ->
 
 /// Lists the sockets of a family and protocol in these states.
 fn dump(socket: &NetlinkSocket, family: u8, protocol: u8, states: StateFlags) -> io::Result<Vec<SocketId>> {
+    let headers = dump_headers(socket, family, protocol, states)?;
+    Ok(headers.into_iter().map(|header| header.socket_id).collect())
+}
+
+fn dump_headers(
+    socket: &NetlinkSocket,
+    family: u8,
+    protocol: u8,
+    states: StateFlags,
+) -> io::Result<Vec<InetResponseHeader>> {
     let any = if family == AF_INET { SocketId::new_v4() } else { SocketId::new_v6() };
     let answers = match socket.query(None, NLM_F_DUMP, request(family, protocol, any, states)) {
         // The kernel has no sock_diag for this protocol, or for IPv6.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Vec::new(),
         answers => answers?,
     };
-    let id = |message| match message {
-        SockDiagMessage::InetResponse(response) => Some(response.header.socket_id),
+    let header = |message| match message {
+        SockDiagMessage::InetResponse(response) => Some(response.header),
         _ => None,
     };
-    Ok(answers.into_iter().filter_map(id).collect())
+    Ok(answers.into_iter().filter_map(header).collect())
 }
 
 fn destroy(socket: &NetlinkSocket, family: u8, id: SocketId) -> io::Result<()> {
@@ -127,6 +198,20 @@ mod tests {
     use std::net::UdpSocket;
 
     use super::*;
+
+    #[test]
+    fn an_open_socket_has_its_address_and_state() {
+        let server = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+        let client = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+        client.connect(server.local_addr().expect("bound")).expect("loopback");
+        let sockets = open_sockets().expect("sock_diag");
+        for (socket, state) in [(&client, "established"), (&server, "unconnected")] {
+            let cookie = cookie(socket).expect("SO_COOKIE");
+            let found = sockets.iter().find(|found| found.cookie == cookie).expect("the socket");
+            assert_eq!((found.protocol, found.state), (Protocol::Udp, state));
+            assert_eq!(found.source, socket.local_addr().expect("bound"));
+        }
+    }
 
     /// As root, like every test that changes the kernel.
     #[test]

@@ -10,9 +10,9 @@ use std::{
 use proxy_userspace::{
     causes::with_causes,
     inspect::{
-        AffinityFilter, AffinityRow, Client, DriftRow, EndpointRow, ExemptRow, ExplainArguments, Filter,
-        FlowFilter, FlowRow, GetArguments, LeftOutRow, LinkRow, Output, Resource, Row, ServiceRow, Verb,
-        print, print_one, table,
+        AffinityFilter, AffinityRow, Client, ConnectionRow, DriftRow, EndpointRow, ExemptRow,
+        ExplainArguments, Filter, FlowFilter, FlowRow, GetArguments, LeftOutRow, LinkRow, Output, Resource,
+        Row, ServiceRow, Verb, print, print_one, table,
     },
 };
 use tokio::{runtime, time::sleep};
@@ -60,6 +60,7 @@ async fn get(arguments: &GetArguments) -> anyhow::Result<ExitCode> {
         Resource::Services => list::<ServiceRow>(arguments).await,
         Resource::Endpoints => list::<EndpointRow>(arguments).await,
         Resource::Flows => list::<FlowRow>(arguments).await,
+        Resource::Connections => list::<ConnectionRow>(arguments).await,
         Resource::Affinity => list::<AffinityRow>(arguments).await,
         Resource::Links => list::<LinkRow>(arguments).await,
         Resource::Exempt => list::<ExemptRow>(arguments).await,
@@ -94,7 +95,7 @@ async fn read<T: Row>(arguments: &GetArguments) -> anyhow::Result<Vec<T>> {
     let (namespace, name) = (namespace.clone(), name.clone());
     let on_row = |row| rows.push(row);
     match resource {
-        Resource::Flows => client.list(*resource, flows, on_row).await?,
+        Resource::Flows | Resource::Connections => client.list(*resource, flows, on_row).await?,
         Resource::Affinity => {
             let FlowFilter { client: of, endpoint, .. } = *flows;
             let filter = AffinityFilter { namespace, name, client: of, endpoint };

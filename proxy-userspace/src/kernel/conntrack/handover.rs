@@ -85,6 +85,8 @@ struct EntryState {
     tcp_state: Option<u8>,
     /// `CTA_PROTOINFO`, encoded.
     protoinfo: Option<Vec<u8>>,
+    /// When it began, since 1970. `None` unless `net.netfilter.nf_conntrack_timestamp` is on.
+    began: Option<Duration>,
 }
 
 /// The translator of the connections until their handover.
@@ -232,6 +234,7 @@ impl Connection {
             zone: None,
             tcp_state: is_closed.then_some(TCP_CONNTRACK_TIME_WAIT),
             protoinfo: None,
+            began: None,
         };
         Self { untranslated, reply, tracked, state }
     }
@@ -255,6 +258,12 @@ impl Connection {
     /// (`IPS_ASSURED`). Conntrack then keeps a UDP flow longer.
     pub fn is_assured(&self) -> bool {
         self.state.status & IPS_ASSURED != 0
+    }
+
+    /// Returns the age of the entry. `None` unless `net.netfilter.nf_conntrack_timestamp` was on when it
+    /// was created.
+    pub fn age(&self, now_since_1970: Duration) -> Option<Duration> {
+        self.state.began.map(|began| now_since_1970.saturating_sub(began))
     }
 
     /// Returns the time after which the entry expires without packets. `None` if it does not.
@@ -301,6 +310,10 @@ pub(super) fn read_connection(
         zone: attributes.get(CTA_ZONE).map(<[u8]>::to_vec),
         tcp_state: tcp_state(attributes),
         protoinfo: protoinfo.map(|protoinfo| protoinfo.0.to_vec()),
+        began: attributes
+            .nested(CTA_TIMESTAMP)
+            .and_then(|times| times.be64(CTA_TIMESTAMP_START))
+            .map(Duration::from_nanos),
     };
     Some(Connection { untranslated, reply, tracked, state })
 }

@@ -1,6 +1,6 @@
 //! Scenarios of lists of `shunt get` that show what the kernel holds.
 
-use std::time::Duration;
+use std::{fs::File, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -37,6 +37,48 @@ pub(crate) fn clients_with_affinity_are_listed(setup: &Setup) -> Result<()> {
     ensure!(own["of"] == of, "{own}");
     let others = get(&node, setup, "affinity web")?;
     ensure!(others.is_empty(), "web has no affinity: {others:?}");
+    node.end()
+}
+
+/// Connections of sockets in the ebpf mode, of the node and of a pod; flows by Service, by the time
+/// without packets, and in other modes by their age.
+pub(crate) fn connections_and_flows_are_selected(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::started(setup, &setup.mode, "{}")?;
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    node.world.run(Host::Node1, "sysctl -qw net.netfilter.nf_conntrack_timestamp=1")?;
+    let request = ConnectRequest::new("192.168.57.11:30080".parse()?, Protocol::Tcp, 1).with_timeout(TIMEOUT);
+    let answers = node.world.agent(Host::Client)?.connect(request)?;
+    ensure!(matches!(answers[..], [Attempt::Answered(_)]), "{answers:?}");
+    let count = |what: &str| Ok::<_, anyhow::Error>(get(&node, setup, what)?.len());
+    ensure!(count("flows web --client 192.168.57.50")? > 0, "no flow of web");
+    ensure!(count("flows dns --client 192.168.57.50")? == 0, "dns has a flow of web");
+    let (new, old) = match setup.mode.as_str() {
+        "ebpf" => ("--max-idle 1h", "--min-idle 1h"),
+        _ => ("--max-age 1h", "--min-age 1h"),
+    };
+    ensure!(count(&format!("flows web {new}"))? > 0, "no new flow");
+    ensure!(count(&format!("flows web {old}"))? == 0, "an old flow");
+    if setup.mode == "ebpf" {
+        for (from, owner) in [(Host::Node1, "node"), (Host::A3, "10.244.1.13")] {
+            let line = "exec 3<>/dev/tcp/10.96.0.80/80; sleep 60";
+            let log = File::create(node.world.directory().join(format!("open-{owner}")))?;
+            let arguments = ["-c".to_owned(), line.to_owned()];
+            let _open = node.world.spawn(from, Path::new("/bin/bash"), &arguments, &log)?;
+            let is_listed = || {
+                let rows = get(&node, setup, "connections web --state established")?;
+                let of_owner = |row: &&Value| {
+                    let is_owner =
+                        row["owner"].as_str().is_some_and(|text| text.split(',').any(|o| o == owner));
+                    is_owner && row["vip"] == "10.96.0.80:80" && row["service"] == "default/web"
+                };
+                anyhow::Ok(rows.iter().find(of_owner).map(|_| ()))
+            };
+            let listed = Deadline::after(TIMEOUT).try_poll(is_listed)?;
+            listed.with_context(|| {
+                format!("no connection of {owner}: {:?}", get(&node, setup, "connections"))
+            })?;
+        }
+    }
     node.end()
 }
 

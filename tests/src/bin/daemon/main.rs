@@ -71,6 +71,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("impostor", verbs::an_answer_of_another_user_is_not_believed),
     ("verbs", verbs::get_and_explain_answer_on_the_node),
     ("affinity", lists::clients_with_affinity_are_listed),
+    ("connections", lists::connections_and_flows_are_selected),
     ("drift", lists::drift_is_named),
     ("monitoring", monitoring::queries_have_data_and_alerts_react),
     ("doctor", doctor::doctor_finds_each_fault_and_none_on_a_healthy_node),

@@ -1,0 +1,66 @@
+//! Reads the connections of sockets from the kernel, and names their owners and Services.
+
+use std::{collections::BTreeSet, path::Path};
+
+use super::{
+    flows::{FlowFilter, owner_of},
+    namespaces::Namespaces,
+    rows::ConnectionRow,
+};
+use crate::{
+    dataplane::{KnownConnection, known_connections},
+    kernel::KernelError,
+    model::Model,
+    sync::{Inspected, Inspector, NoAnswer},
+};
+
+/// The connections, and the names of the network namespaces of their sockets.
+pub(super) struct Found {
+    connections: Vec<KnownConnection>,
+    namespaces: Namespaces,
+}
+
+/// Reads the kernel. Blocks meanwhile.
+pub(super) fn read(pins: &Path) -> Result<Found, KernelError> {
+    let connections = known_connections(pins)?;
+    let cookies: BTreeSet<_> = connections.iter().filter_map(|known| known.namespace).collect();
+    Ok(Found { connections, namespaces: Namespaces::read(&cookies) })
+}
+
+/// Names the Services, and leaves out what the filter does.
+pub(super) async fn named(
+    inspector: &Inspector,
+    found: Found,
+    filter: FlowFilter,
+) -> Result<Vec<ConnectionRow>, NoAnswer> {
+    let reader = move |inspected: &Inspected<'_>| {
+        let Found { connections, namespaces } = &found;
+        let row = |known| row(inspected.model, known, namespaces, &filter);
+        connections.iter().filter_map(row).collect()
+    };
+    inspector.read(reader).await
+}
+
+fn row(
+    model: &Model,
+    known: &KnownConnection,
+    namespaces: &Namespaces,
+    filter: &FlowFilter,
+) -> Option<ConnectionRow> {
+    let KnownConnection { protocol, namespace, client, vip, frontend, endpoint, state } = known;
+    let key = frontend.and_then(|frontend| owner_of(model, frontend, *protocol));
+    let is_wanted = filter.client.is_none_or(|wanted| wanted == client.ip())
+        && filter.vip.is_none_or(|wanted| vip.is_some_and(|vip| wanted == vip.ip()))
+        && filter.endpoint.is_none_or(|wanted| wanted == endpoint.ip())
+        && filter.state.as_deref().is_none_or(|wanted| wanted == *state)
+        && filter.services().is_none_or(|wanted| key.is_some_and(|key| wanted.matches(key)));
+    is_wanted.then(|| ConnectionRow {
+        protocol: protocol.name().to_owned(),
+        owner: namespace.map_or("unknown".to_owned(), |cookie| namespaces.name(cookie)),
+        client: *client,
+        vip: *vip,
+        endpoint: *endpoint,
+        service: key.map(|key| key.name.to_string()),
+        state: (*state).to_owned(),
+    })
+}
