@@ -39,13 +39,17 @@ pub use crate::mode::{BackstopPolicy, Mode};
 
 use std::{
     fmt,
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use proxy_common::layout::ServiceCounts;
 
 use self::{conntrack::StaleUdpCleaner, ebpf::TracingPrograms};
-use crate::model::{Dirty, ServicePortKey, Snapshot};
+use crate::{
+    kernel::KernelError,
+    model::{Dirty, ServicePortKey, Snapshot},
+};
 
 /// A mode.
 pub trait Dataplane {
@@ -275,6 +279,12 @@ pub struct MapFill {
     pub entries: usize,
     /// The maximum number of entries.
     pub capacity: u32,
+}
+
+/// Returns how full the maps are that programs of the ebpf mode have, with or without a process. They
+/// are pinned in this directory.
+pub fn pinned_map_fill(pins: &Path) -> Result<Vec<MapFill>, KernelError> {
+    ebpf::pinned_fill(pins)
 }
 
 /// Locks a value that stays usable if a thread panics while it has the lock.

@@ -65,6 +65,27 @@ kinds! {
     MAP_NEARLY_FULL: Warning "MapNearlyFull",
         "when the map is full, more Services or endpoints are left out, or the oldest flows are forgotten",
         "docs/maps.md says what sizes each map; fewer Services or connections on the node also help";
+    DRIFT: Warning "Drift",
+        "the kernel does not hold what shunt wrote, so connections to this Service may fail; another program changed it",
+        "the next periodic look repairs it (syncPeriod); find the other program, or restart shunt to write everything again";
+    CLOCK_SKEWED: Warning "ClockSkewed",
+        "tokens of service accounts and certificates can be refused as expired, or as not valid yet",
+        "set the clock of the node, for example with chronyd or systemd-timesyncd; if the node is right, that of the API server";
+    WATCH_SILENT: Info "WatchSilent",
+        "the watch is open, but brings nothing; changes may be missing if something between keeps it open",
+        "kubectl get --watch from the node; look for a proxy or load balancer between the node and the API server";
+    CONFINED: Info "Confined",
+        "the module may refuse eBPF, bpffs or netfilter, now or after a change of its policy",
+        "if shunt logs refused operations, run it unconfined";
+    FORWARD_DROPPED: Warning "ForwardDropped",
+        "connections between clients outside, other nodes and pods may be dropped, because only open and masqueraded ones are accepted",
+        "accept the ranges of pods: iptables -I FORWARD -s POD_CIDR -j ACCEPT, and the same with -d; most pod networks do it";
+    FORWARD_FILTERED: Info "ForwardFiltered",
+        "packets to and from pods pass only if one of these rules accepts them; which ones cannot be told",
+        "nothing has to be done if pods are reached; otherwise accept the ranges of pods in that chain";
+    NODE_PORTS_DROPPED: Warning "NodePortsDropped",
+        "the packets are dropped before they are translated, so node ports may not work for these clients",
+        "remove the rule, or exclude the node ports that are to be reached";
     OTHER_VERSION: Info "OtherVersion",
         "the daemon is another version than this command, which may not know all of its findings",
         "run the command in the pod of the daemon";

@@ -2,7 +2,14 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use crate::{dataplane::Mode, health::NodeReport, inspect::LeftOutRow, net::LinkPath, probe::Evaluation};
+use crate::{
+    dataplane::Mode,
+    health::{NodeReport, ReportedMap},
+    inspect::{DriftRow, LeftOutRow},
+    kernel::Confinement,
+    link_path::Evidence,
+    probe::Evaluation,
+};
 
 /// The facts about a node.
 #[derive(Clone, Debug)]
@@ -10,6 +17,8 @@ pub(super) struct Facts {
     pub(super) daemon: Daemon,
     /// Service ports that the daemon leaves out.
     pub(super) left_out_ports: Vec<LeftOutRow>,
+    /// What the kernel holds otherwise than the daemon wrote it.
+    pub(super) drift: Vec<DriftRow>,
     /// What this machine offers to each mode.
     pub(super) evaluation: Evaluation,
     /// The processes named `kube-proxy` in this network namespace.
@@ -18,8 +27,10 @@ pub(super) struct Facts {
     pub(super) rules: Vec<Mode>,
     pub(super) pins: Pins,
     pub(super) sysctls: Sysctls,
-    /// What would translate on links. `None` if it could not be read, or the daemon says it.
-    pub(super) link_path: Option<LinkPath>,
+    /// The rules and filters of others. `None` if they could not be read.
+    pub(super) evidence: Option<Evidence>,
+    /// The security module that confines this process, if no daemon says what confines it.
+    pub(super) confinement: Option<Confinement>,
     /// What could not be read, with the error.
     pub(super) unread: Vec<String>,
 }
@@ -49,6 +60,8 @@ pub(super) struct Pins {
     pub(super) directory: PathBuf,
     /// The pinned links of programs.
     pub(super) links: usize,
+    /// How full the maps are, if no daemon says it.
+    pub(super) maps: Vec<ReportedMap>,
     /// What an interrupted replacement of maps left.
     pub(super) unfinished: Vec<PathBuf>,
 }

@@ -10,10 +10,11 @@ use super::{
 };
 use crate::{
     causes::with_causes,
-    dataplane::modes_with_rules,
-    inspect::{Client, ClientError, Filter, LeftOutRow, Resource},
+    dataplane::{modes_with_rules, pinned_map_fill},
+    health::{NodeReport, ReportedMap},
+    inspect::{Client, ClientError, DriftRow, Filter, LeftOutRow, Resource},
     kernel::{
-        self, KernelError,
+        self, Confinement, KernelError,
         bpf::PinDir,
         command::Launcher,
         processes,
@@ -41,63 +42,88 @@ impl Unread {
 /// Reads the facts in the network namespace of the caller.
 pub(super) fn facts(arguments: &DoctorArguments, launcher: &Launcher) -> Facts {
     let mut unread = Unread::default();
-    let (daemon, left_out_ports) = ask_daemon(&mut unread);
+    let Asked { daemon, left_out_ports, drift } = ask_daemon(&mut unread);
     let pin_directory = daemon.report().map_or_else(
         || arguments.pin_directory.clone(),
         |report| Path::new(&report.pin_directory).to_owned(),
     );
-    let link_path = if daemon.report().is_some() {
-        None
-    } else {
-        // Without a daemon its mark bits are not known: rules of others that use them are not found.
-        let evidence = link_path::read(launcher, 0).map(Some);
-        unread.or_default(evidence).map(|evidence| link_path::judge(&evidence))
-    };
-    let pins = pins(&pin_directory);
+    let has_report = daemon.report().is_some();
+    // The mark bits of the daemon are not known here: rules of others that use them are not found.
+    let evidence = link_path::read(launcher, 0).map(Some);
+    let pins = pins(&pin_directory, !has_report);
     Facts {
         daemon,
         left_out_ports,
+        drift,
         evaluation: probe::evaluate(&kernel::probe::facts(launcher, &pin_directory)),
         kube_proxies: processes::named(KUBE_PROXY),
         rules: modes_with_rules(launcher),
         pins: unread.or_default(pins),
         sysctls: sysctls(&mut unread),
-        link_path,
+        evidence: unread.or_default(evidence),
+        confinement: if has_report { None } else { Confinement::of_this_process() },
         unread: unread.0,
     }
 }
 
-fn ask_daemon(unread: &mut Unread) -> (Daemon, Vec<LeftOutRow>) {
-    let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return (Daemon::Silent(error.to_string()), Vec::new()),
+/// What the daemon says.
+struct Asked {
+    daemon: Daemon,
+    left_out_ports: Vec<LeftOutRow>,
+    drift: Vec<DriftRow>,
+}
+
+impl From<Daemon> for Asked {
+    fn from(daemon: Daemon) -> Self {
+        Self { daemon, left_out_ports: Vec::new(), drift: Vec::new() }
+    }
+}
+
+fn ask_daemon(unread: &mut Unread) -> Asked {
+    match runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(ask(unread)),
+        Err(error) => Daemon::Silent(error.to_string()).into(),
+    }
+}
+
+async fn ask(unread: &mut Unread) -> Asked {
+    let (mut client, report) = match reported().await {
+        Err(ClientError::NotRunning(_)) => return Daemon::NotRunning.into(),
+        Err(error) => return Daemon::Silent(with_causes(&error)).into(),
+        Ok(asked) => asked,
     };
-    runtime.block_on(async {
-        let report = async { Client::connect().await?.node().await };
-        match report.await {
-            Err(ClientError::NotRunning(_)) => (Daemon::NotRunning, Vec::new()),
-            Err(error) => (Daemon::Silent(with_causes(&error)), Vec::new()),
-            // While no mode runs there is no list.
-            Ok(report) if report.mode.is_none() => (Daemon::Running(report.into()), Vec::new()),
-            Ok(report) => (Daemon::Running(report.into()), unread.or_default(left_out_ports().await)),
-        }
-    })
+    // While no mode runs there are no lists. Before the first full sync, the kernel may hold anything.
+    let (runs, is_ready) = (report.mode.is_some(), report.not_ready.is_empty());
+    let mut asked = Asked::from(Daemon::Running(report.into()));
+    let filter = Filter::default();
+    if runs {
+        let on_row = |row| asked.left_out_ports.push(row);
+        unread.or_default(client.list(Resource::LeftOut, &filter, on_row).await);
+    }
+    if runs && is_ready {
+        let on_row = |row| asked.drift.push(row);
+        unread.or_default(client.list(Resource::Drift, &filter, on_row).await);
+    }
+    asked
 }
 
-async fn left_out_ports() -> Result<Vec<LeftOutRow>, ClientError> {
-    let mut rows = Vec::new();
-    Client::connect().await?.list(Resource::LeftOut, &Filter::default(), |row| rows.push(row)).await?;
-    Ok(rows)
+async fn reported() -> Result<(Client, NodeReport), ClientError> {
+    let mut client = Client::connect().await?;
+    let report = client.node().await?;
+    Ok((client, report))
 }
 
-fn pins(directory: &Path) -> Result<Pins, KernelError> {
+/// Reads what is pinned; with `counts_entries` also how full the maps are.
+fn pins(directory: &Path, counts_entries: bool) -> Result<Pins, KernelError> {
     let unfinished = PinDir::unfinished(directory);
     let links = match PinDir::existing(directory)? {
         // A directory without links was never used.
         Some(pins) if directory.join("links").is_dir() => pins.link_names()?.len(),
         _ => 0,
     };
-    Ok(Pins { directory: directory.to_owned(), links, unfinished })
+    let maps = if counts_entries && links > 0 { pinned_map_fill(directory)? } else { Vec::new() };
+    let maps = maps.into_iter().map(ReportedMap::from).collect();
+    Ok(Pins { directory: directory.to_owned(), links, maps, unfinished })
 }
 
 fn sysctls(unread: &mut Unread) -> Sysctls {

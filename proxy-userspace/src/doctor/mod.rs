@@ -17,7 +17,7 @@ use serde::Serialize;
 
 pub use self::arguments::{DoctorArguments, command};
 use self::catalog::Kind;
-use crate::kernel::command::Launcher;
+use crate::{health::WatchReport, kernel::command::Launcher};
 
 /// The exit code if the report cannot be written.
 pub const CANNOT_REPORT: u8 = 3;
@@ -78,14 +78,16 @@ impl Finding {
 pub struct Report {
     /// The mode that runs. `None` without a daemon.
     pub mode: Option<String>,
+    /// The watches of the API server, with the time since the last event or bookmark.
+    pub watches: Vec<WatchReport>,
     /// The findings.
     pub findings: Vec<Finding>,
 }
 
 impl Report {
-    fn new(mode: Option<String>, mut findings: Vec<Finding>) -> Self {
+    fn new(mode: Option<String>, watches: Vec<WatchReport>, mut findings: Vec<Finding>) -> Self {
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-        Self { mode, findings }
+        Self { mode, watches, findings }
     }
 
     /// Returns 2 if there is an error, 1 if there is a warning, and else 0.
@@ -108,6 +110,12 @@ impl fmt::Display for Report {
             writeln!(f, "{:<8} {id}: {}", severity.label(), one_line(message))?;
             writeln!(f, "         Meaning: {meaning}")?;
             writeln!(f, "         Remedy:  {}\n", one_line(remedy))?;
+        }
+        for WatchReport { kind, connected, seconds_since_event } in &self.watches {
+            let state = if *connected { "watched" } else { "not watched" };
+            let event =
+                seconds_since_event.map_or("none yet".to_owned(), |seconds| format!("{seconds} s ago"));
+            writeln!(f, "{kind}: {state}, last event or bookmark: {event}")?;
         }
         let [errors, warnings, infos] =
             [Severity::Error, Severity::Warning, Severity::Info].map(|severity| self.count(severity));
@@ -137,7 +145,7 @@ mod tests {
     #[test]
     fn the_exit_code_is_that_of_the_worst_finding() {
         let code = |severities: &[Severity]| {
-            Report::new(None, severities.iter().copied().map(finding).collect()).exit_code()
+            Report::new(None, Vec::new(), severities.iter().copied().map(finding).collect()).exit_code()
         };
         assert_eq!(code(&[]), 0);
         assert_eq!(code(&[Severity::Info]), 0);
@@ -147,8 +155,11 @@ mod tests {
 
     #[test]
     fn the_worst_finding_is_printed_first_and_line_breaks_do_not_look_like_findings() {
-        let report =
-            Report::new(Some("ebpf".into()), vec![finding(Severity::Info), finding(Severity::Error)]);
+        let report = Report::new(
+            Some("ebpf".into()),
+            Vec::new(),
+            vec![finding(Severity::Info), finding(Severity::Error)],
+        );
         let text = report.to_string();
         assert!(text.starts_with("ERROR    CheckFailed: a b\n         Meaning: "), "{text}");
         let end = "Mode: ebpf. Errors: 1, warnings: 0, other findings: 1.\n";

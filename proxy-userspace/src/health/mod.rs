@@ -30,7 +30,7 @@ pub use routes::{healthz_routes, metrics_routes};
 #[cfg(feature = "fuzzing")]
 pub use server::answer_bytes;
 pub use service_health::{HealthChecks, ListenOn, PortFailureEvents, serve_health_checks};
-pub use status::{Status, SyncTask};
+pub use status::{Status, SyncTask, WatchReport, Watches};
 
 /// A server cannot listen: its address is used by another process, or is not an address of this
 /// node.

@@ -3,8 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ProxyHealth, Status};
-use crate::model::{LinkPath, SocketScope};
+use super::{ProxyHealth, Status, WatchReport, Watches};
+use crate::{
+    dataplane::MapFill,
+    kernel::Confinement,
+    model::{LinkPath, SocketScope},
+};
 
 /// The state of the proxy on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +34,15 @@ pub struct NodeReport {
     pub unreadable_manifests: Vec<String>,
     /// Kinds of objects that are not up to date, with the error.
     pub watch_errors: Vec<String>,
+    /// The watches of the API server. Empty with manifests.
+    #[serde(default)]
+    pub watches: Vec<WatchReport>,
+    /// How many seconds the clock of this node is ahead of the API server's.
+    #[serde(default)]
+    pub clock_ahead_seconds: Option<i64>,
+    /// The security module that confines the process, and what the operator can do.
+    #[serde(default)]
+    pub confined_by: Option<(String, String)>,
     /// Tasks that fail, with the error.
     pub failing: Vec<String>,
     /// Why `/healthz` answers 503.
@@ -54,6 +67,12 @@ pub struct ReportedMap {
     pub capacity: u32,
 }
 
+impl From<MapFill> for ReportedMap {
+    fn from(MapFill { map, entries, capacity }: MapFill) -> Self {
+        Self { name: map.to_owned(), entries, capacity }
+    }
+}
+
 impl NodeReport {
     /// Reads the state now.
     pub fn new(status: &Status, health: &ProxyHealth, pin_directory: String) -> Self {
@@ -68,11 +87,7 @@ impl NodeReport {
         let why_of_scope =
             scope.map(|reported| reported.why.as_deref().unwrap_or("as configured").to_owned());
         let pending = progress.families.iter().filter_map(|family| family.oldest_pending).max();
-        let maps = facts.map_fill.iter().map(|fill| ReportedMap {
-            name: fill.map.to_owned(),
-            entries: fill.entries,
-            capacity: fill.capacity,
-        });
+        let maps = facts.map_fill.iter().copied().map(ReportedMap::from);
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             mode: running.map(|running| running.mode.name().to_owned()),
@@ -84,6 +99,10 @@ impl NodeReport {
             displaced_links: facts.displaced.iter().map(ToString::to_string).collect(),
             unreadable_manifests: facts.unreadable_manifests.clone(),
             watch_errors: facts.watch_errors.clone(),
+            watches: facts.watches.as_ref().map(Watches::read).unwrap_or_default(),
+            clock_ahead_seconds: facts.clock_ahead,
+            confined_by: Confinement::of_this_process()
+                .map(|module| (module.to_string(), module.remedy().to_owned())),
             failing: facts.failing.iter().map(|(task, error)| format!("cannot {task}: {error}")).collect(),
             not_ready: progress.not_ready.iter().map(ToString::to_string).collect(),
             oldest_pending_seconds: pending.map(|since| since.as_secs()),

@@ -7,6 +7,7 @@ use std::{
 };
 
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::{
@@ -39,9 +40,46 @@ pub(super) struct Facts {
     pub(super) unreadable_manifests: Vec<String>,
     /// Kinds that are not up to date, with the error.
     pub(super) watch_errors: Vec<String>,
+    pub(super) watches: Option<Watches>,
+    /// How many seconds the clock of this node is ahead of the API server's.
+    pub(super) clock_ahead: Option<i64>,
     pub(super) map_fill: Vec<MapFill>,
     /// Each task that fails, with the error of the last attempt.
     pub(super) failing: BTreeMap<SyncTask, String>,
+}
+
+/// Reads the state of each watch.
+#[derive(Clone)]
+pub struct Watches(Arc<dyn Fn() -> Vec<WatchReport> + Send + Sync>);
+
+impl Watches {
+    /// Returns a reader that calls this function.
+    pub fn new(read: impl Fn() -> Vec<WatchReport> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(read))
+    }
+
+    /// Reads the state now.
+    pub(super) fn read(&self) -> Vec<WatchReport> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Watches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Watches").field(&self.read()).finish()
+    }
+}
+
+/// The state of the watch of a kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WatchReport {
+    /// The kind, in the plural.
+    pub kind: String,
+    /// It is watched at the moment.
+    pub connected: bool,
+    /// The seconds since the last list, change or bookmark. `None` if there was none yet.
+    pub seconds_since_event: Option<u64>,
 }
 
 /// The mode that runs.
@@ -150,6 +188,17 @@ impl Status {
     /// Sets which kinds of objects are not up to date, each with the error.
     pub fn set_watch_errors(&self, errors: Vec<String>) {
         self.facts().watch_errors = errors;
+    }
+
+    /// Sets what reads the state of the watches.
+    pub fn set_watches(&self, watches: Watches) {
+        self.facts().watches = Some(watches);
+    }
+
+    /// Sets how many seconds the clock of this node is ahead of the API server's; negative if it is
+    /// behind.
+    pub fn set_clock_ahead(&self, seconds: i64) {
+        self.facts().clock_ahead = Some(seconds);
     }
 
     /// Sets how full the kernel's maps are.

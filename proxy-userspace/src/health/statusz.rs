@@ -266,6 +266,8 @@ mod tests {
             left_out: vec!["eth1".into(), "eth2".into()],
             unreadable_manifests: Vec::new(),
             watch_errors: Vec::new(),
+            watches: None,
+            clock_ahead: None,
             map_fill: Vec::new(),
             displaced: vec![DisplacedLink { link: "eth0".into(), by: "cni_ingress".into() }],
             failing: [(SyncTask::Program, "the map services is full".into())].into(),

@@ -15,6 +15,11 @@ pub enum Confinement {
 }
 
 impl Confinement {
+    /// Returns the security module that confines this process, if one does.
+    pub fn of_this_process() -> Option<Self> {
+        own_confinement()
+    }
+
     /// Returns what the operator can do.
     pub const fn remedy(&self) -> &'static str {
         match self {

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The node ports, unless the API server's `--service-node-port-range` has others.
-const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
+pub(super) const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 /// The priority of iptables' nat table at prerouting, and of the backstop (`NF_IP_PRI_NAT_DST`).
 const DESTINATION_NAT: i32 = -100;
 /// The priority at which netfilter translates the source of answers (`NF_IP_PRI_NAT_SRC`).
@@ -117,9 +117,9 @@ type Judged<'a> = BTreeSet<(&'a str, bool, bool, bool)>;
 
 /// Judges the rules of one table.
 #[derive(Clone, Copy)]
-struct TableJudge<'a> {
-    table: &'a Table,
-    evidence: &'a Evidence,
+pub(super) struct TableJudge<'a> {
+    pub(super) table: &'a Table,
+    pub(super) evidence: &'a Evidence,
 }
 
 impl<'a> TableJudge<'a> {
@@ -139,7 +139,7 @@ impl<'a> TableJudge<'a> {
     }
 
     /// Returns true if a rule calls a chain of shunt, kube-proxy or the kubelet.
-    fn is_own_jump(self, rule: &Rule) -> bool {
+    pub(super) fn is_own_jump(self, rule: &Rule) -> bool {
         let is_iptables = self.table.source != Source::Nft
             || IPTABLES.contains(&&*self.table.name) && matches!(self.table.family, Family::Ip | Family::Ip6);
         is_iptables

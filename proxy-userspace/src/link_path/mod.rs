@@ -11,6 +11,7 @@
 //! reason names it.
 #![forbid(unsafe_code)]
 
+mod dropping;
 mod judge;
 pub mod nft_json;
 mod read;
@@ -23,6 +24,7 @@ pub mod shapes;
 mod tests;
 
 pub use self::{
+    dropping::{DroppingChain, drops_before_services, forward_drops},
     judge::judge,
     read::read,
     report::{DirectPath, Settings, report},

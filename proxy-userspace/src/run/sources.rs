@@ -1,13 +1,15 @@
 //! Runs the sources of the sync loop: objects, facts about this node, and signs of drift.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
+use jiff::Timestamp;
 use proxy_userspace::{
     config::{Config, ObjectSource},
     dataplane::{Mode, ebpf, iptables, ipvs},
+    health::{WatchReport, Watches},
     kernel,
-    metrics::{Metrics, WatchedKind},
+    metrics::WatchedKind,
     model::WatchEvent,
     net::ProxyVariables,
     sync::{Inputs, Inspector, Outputs, SyncSettings},
@@ -19,6 +21,9 @@ use super::{ModeChoice, PendingEvents, Tasks, node_facts};
 
 /// How many events may wait for the sync loop. A faster source waits, too.
 const MAX_QUEUED: usize = 4096;
+
+/// The longest time until a response whose date is compared with the clock.
+const PROMPT: Duration = Duration::from_secs(2);
 
 /// Starts all sources.
 pub(super) fn start(
@@ -59,13 +64,14 @@ async fn objects(
             measured(Box::pin(source.run(to)), status, &outputs).await
         }
         ObjectSource::Api { kubeconfig, servers } => {
-            let on_request = count_requests(&outputs.metrics);
+            let on_request = count_requests(&outputs);
             let client = watch::kube_client(kubeconfig.as_deref(), &servers, &proxies, &on_request).await?;
             let source = ApiSource::new(client.clone(), &*config.model.node_name);
             // Only the nftables mode has rules about Service CIDRs.
             let needs_cidrs = config.mode == Mode::Nftables;
             let source = if needs_cidrs { source.with_service_cidrs() } else { source };
             let status = source.status();
+            outputs.status.set_watches(watch_reports(&status));
             let mut node_events = node_events.lock().await;
             // The end of the recording must not end the source.
             let recording = async {
@@ -80,12 +86,35 @@ async fn objects(
     }
 }
 
-/// Returns a receiver of requests that counts them.
-fn count_requests(metrics: &Metrics) -> OnApiRequest {
-    let metrics = metrics.clone();
-    Arc::new(move |&ApiRequest { method, host, status, took }| {
+/// Returns a receiver of requests that counts them, and compares the clocks.
+fn count_requests(Outputs { metrics, status: facts, .. }: &Outputs) -> OnApiRequest {
+    let (metrics, facts) = (metrics.clone(), facts.clone());
+    Arc::new(move |&ApiRequest { method, host, status, took, date }| {
         metrics.api_request_answered(method.as_str(), host, status.map(|status| status.as_u16()), took);
+        // A response that came late says little about the clock.
+        if let Some(date) = date.filter(|_| took <= PROMPT) {
+            facts.set_clock_ahead(Timestamp::now().as_second() - date.as_second());
+        }
     })
+}
+
+/// Returns what reads the state of the watches.
+fn watch_reports(status: &channel::Receiver<WatchStatus>) -> Watches {
+    let status = status.clone();
+    Watches::new(move || {
+        let WatchStatus { services, endpoint_slices, nodes, .. } = status.borrow().clone();
+        let kinds = [("Services", services), ("EndpointSlices", endpoint_slices), ("Nodes", nodes)];
+        kinds.into_iter().map(|(kind, status)| watch_report(kind, &status)).collect()
+    })
+}
+
+fn watch_report(kind: &str, status: &KindStatus) -> WatchReport {
+    let since_event = status.last_event.map(|last| Timestamp::now().as_second() - last.as_second());
+    WatchReport {
+        kind: kind.to_owned(),
+        connected: status.connected_since.is_some(),
+        seconds_since_event: since_event.map(|seconds| u64::try_from(seconds).unwrap_or(0)),
+    }
 }
 
 /// Runs a source and keeps its metrics up to date.

@@ -2,6 +2,8 @@
 
 use std::time::SystemTime;
 
+use jiff::Timestamp;
+
 /// The state of a source, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchStatus {
@@ -43,6 +45,9 @@ pub struct KindStatus {
     pub last_error: Option<String>,
     /// Since when the kind is watched; none if it is not watched now.
     pub connected_since: Option<SystemTime>,
+    /// When the last list, change or bookmark came. Kept while the kind is not watched. Its change
+    /// alone wakes no receiver.
+    pub last_event: Option<Timestamp>,
 }
 
 impl KindStatus {

@@ -29,11 +29,12 @@ use axum::{
     Json, Router,
     body::Body,
     extract::{Path, Query as QueryParameters, State},
+    middleware::map_response,
     response::Response,
     routing::{get, post},
 };
 use futures::stream;
-use http::{HeaderMap, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri, header::DATE};
 use serde_json::Value;
 use tokio::{
     net::TcpListener,
@@ -81,6 +82,8 @@ struct Shared {
     version: Mutex<KubernetesVersion>,
     /// The only token that is accepted.
     token: Mutex<Option<String>>,
+    /// The `Date` of answers. `None` for the time of this machine.
+    date: Mutex<Option<HeaderValue>>,
 }
 
 impl ApiServer {
@@ -103,6 +106,7 @@ impl ApiServer {
             has_no_cache: AtomicBool::new(false),
             version: Mutex::default(),
             token: Mutex::default(),
+            date: Mutex::default(),
         });
         let address = listener.local_addr().context("local address")?;
         let serving = Some(serve(listener, Arc::clone(&shared)));
@@ -160,6 +164,11 @@ impl ApiServer {
     /// Accepts only this bearer token from now on.
     pub fn require_token(&self, token: &str) {
         *lock(&self.shared.token) = Some(token.to_owned());
+    }
+
+    /// Answers with this `Date` from now on; `None` for the time of this machine.
+    pub fn set_date(&self, date: Option<HeaderValue>) {
+        *lock(&self.shared.date) = date;
     }
 
     /// Injects a fault into the next `times` requests for this resource (None: all) and verb (None:
@@ -279,7 +288,13 @@ fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
     }
     let mut down = shared.down.subscribe();
     router = router.route(EVENTS, post(create_event));
-    let service = router.fallback(not_found).with_state(shared);
+    let service = router.fallback(not_found).with_state(Arc::clone(&shared));
+    let service = service.layer(map_response(move |mut response: Response| {
+        if let Some(date) = &*lock(&shared.date) {
+            response.headers_mut().insert(DATE, date.clone());
+        }
+        std::future::ready(response)
+    }));
     tokio::spawn(async move {
         let shutdown = async move {
             // If the sender is gone, the server is gone too.

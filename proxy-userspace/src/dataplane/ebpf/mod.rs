@@ -52,7 +52,7 @@ pub use self::{
     trace::{TraceRecords, TracingPrograms},
 };
 pub(super) use self::{
-    maps::open_pinned,
+    maps::{open_pinned, pinned_fill},
     plan::translate::{depends_on_source, service_key},
 };
 use super::{

@@ -5,13 +5,21 @@ use super::super::{
     catalog::{self, Kind},
     facts::{Daemon, Facts},
 };
-use crate::{health::NodeReport, inspect::LeftOutRow};
+use crate::{
+    health::{NodeReport, ReportedMap, WatchReport},
+    inspect::{DriftRow, LeftOutRow},
+};
 
 /// How long a change may wait before it is a finding. A full sync of a netfilter mode takes
 /// seconds.
 const PENDING_SECONDS: u64 = 30;
 /// When a map counts as nearly full, in percent.
 const NEARLY_FULL: usize = 80;
+/// From which difference on the clocks differ too much. Dates of HTTP are exact to a second.
+const SKEWED_SECONDS: u64 = 10;
+/// How long a watch may bring nothing. Servers send bookmarks every minute or so, and end watches
+/// after ten minutes at most.
+const SILENT_SECONDS: u64 = 1200;
 /// How many service ports are named. Thousands can be left out for one reason.
 const MAX_NAMED: usize = 10;
 
@@ -26,6 +34,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
         Daemon::Running(report) => {
             let mut findings = of_report(report);
             findings.extend(left_out(&facts.left_out_ports));
+            findings.extend(drift(&facts.drift));
             findings
         }
     }
@@ -52,19 +61,64 @@ fn of_report(report: &NodeReport) -> Vec<Finding> {
     if let Some(seconds) = report.oldest_pending_seconds.filter(|seconds| *seconds >= PENDING_SECONDS) {
         findings.push(Finding::new(&catalog::CHANGES_PENDING, format!("a change waits for {seconds} s")));
     }
-    for map in &report.maps {
-        let capacity = usize::try_from(map.capacity).unwrap_or(usize::MAX);
-        if map.entries.saturating_mul(100) >= capacity.saturating_mul(NEARLY_FULL) && capacity > 0 {
-            let message = format!("the map {} has {} of {capacity} entries", map.name, map.entries);
-            findings.push(Finding::new(&catalog::MAP_NEARLY_FULL, message));
-        }
-    }
+    findings.extend(nearly_full(&report.maps));
+    findings.extend(clock(report.clock_ahead_seconds));
+    findings.extend(silent_watches(&report.watches));
+    findings.extend(report.confined_by.as_ref().map(|(module, remedy)| confined(module, remedy)));
     let own = env!("CARGO_PKG_VERSION");
     if report.version != own {
         let message = format!("the daemon is {}, this command is {own}", report.version);
         findings.push(Finding::new(&catalog::OTHER_VERSION, message));
     }
     findings
+}
+
+pub(super) fn nearly_full(maps: &[ReportedMap]) -> Vec<Finding> {
+    let finding = |map: &ReportedMap| {
+        let capacity = usize::try_from(map.capacity).unwrap_or(usize::MAX);
+        let is_full = map.entries.saturating_mul(100) >= capacity.saturating_mul(NEARLY_FULL) && capacity > 0;
+        let message = || format!("the map {} has {} of {capacity} entries", map.name, map.entries);
+        is_full.then(|| Finding::new(&catalog::MAP_NEARLY_FULL, message()))
+    };
+    maps.iter().filter_map(finding).collect()
+}
+
+pub(super) fn confined(module: &str, remedy: &str) -> Finding {
+    Finding::new(&catalog::CONFINED, format!("{module} confines shunt")).with_remedy(remedy)
+}
+
+fn clock(ahead: Option<i64>) -> Option<Finding> {
+    let ahead = ahead.filter(|seconds| seconds.unsigned_abs() >= SKEWED_SECONDS)?;
+    let direction = if ahead > 0 { "ahead of" } else { "behind" };
+    let message =
+        format!("the clock of this node is {} s {direction} that of the API server", ahead.unsigned_abs());
+    Some(Finding::new(&catalog::CLOCK_SKEWED, message))
+}
+
+fn silent_watches(watches: &[WatchReport]) -> Vec<Finding> {
+    let finding = |watch: &WatchReport| {
+        let seconds =
+            watch.seconds_since_event.filter(|seconds| watch.connected && *seconds >= SILENT_SECONDS)?;
+        let message = format!("{}: no change and no bookmark for {seconds} s", watch.kind);
+        Some(Finding::new(&catalog::WATCH_SILENT, message))
+    };
+    watches.iter().filter_map(finding).collect()
+}
+
+fn drift(rows: &[DriftRow]) -> Vec<Finding> {
+    let text = |row: &DriftRow| match &row.port {
+        Some(port) => {
+            format!(
+                "{}/{} {} ({}): {}",
+                port.namespace, port.name, port.port_name, port.family, row.difference
+            )
+        }
+        None => row.difference.clone(),
+    };
+    let named = rows.iter().take(MAX_NAMED).map(|row| Finding::new(&catalog::DRIFT, text(row)));
+    let more = rows.len().saturating_sub(MAX_NAMED);
+    let rest = (more > 0).then(|| Finding::new(&catalog::DRIFT, format!("and {more} more")));
+    named.chain(rest).collect()
 }
 
 fn left_out(rows: &[LeftOutRow]) -> Vec<Finding> {

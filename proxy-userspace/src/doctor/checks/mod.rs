@@ -1,6 +1,7 @@
 //! Judges the facts. Pure.
 
 mod daemon;
+mod firewalls;
 mod machine;
 mod others;
 
@@ -13,7 +14,10 @@ use super::{Finding, Report, catalog, facts::Facts};
 pub(super) fn judge(facts: &Facts) -> Report {
     let mut findings = daemon::judge(facts);
     findings.extend(others::judge(facts));
+    findings.extend(firewalls::judge(facts));
     findings.extend(machine::judge(facts));
     findings.extend(facts.unread.iter().map(|error| Finding::new(&catalog::CHECK_FAILED, error)));
-    Report::new(facts.daemon.report().and_then(|report| report.mode.clone()), findings)
+    let report = facts.daemon.report();
+    let watches = report.map(|report| report.watches.clone()).unwrap_or_default();
+    Report::new(report.and_then(|report| report.mode.clone()), watches, findings)
 }

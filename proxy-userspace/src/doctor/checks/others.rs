@@ -1,10 +1,13 @@
 //! Other proxies and programs, and what an earlier shunt left.
 
-use super::super::{
-    Finding, catalog,
-    facts::{Daemon, Facts},
+use super::{
+    super::{
+        Finding, catalog,
+        facts::{Daemon, Facts},
+    },
+    daemon::{confined, nearly_full},
 };
-use crate::{dataplane::Mode, net::LinkPath};
+use crate::{dataplane::Mode, link_path, net::LinkPath};
 
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -19,13 +22,18 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     if matches!(facts.daemon, Daemon::NotRunning) && pins.links > 0 {
         let message = format!("{} programs are pinned in {}", pins.links, pins.directory.display());
         findings.push(Finding::new(&catalog::PINS_WITHOUT_DAEMON, message));
+        findings.extend(nearly_full(&pins.maps));
     }
     for path in &pins.unfinished {
         findings.push(Finding::new(&catalog::PINS_UNFINISHED, format!("{} exists", path.display())));
     }
-    if let Some(LinkPath::Netfilter { why }) = &facts.link_path {
+    // With a daemon, its report has the reason.
+    let evidence = facts.evidence.as_ref().filter(|_| facts.daemon.report().is_none());
+    if let Some(LinkPath::Netfilter { why }) = evidence.map(link_path::judge) {
         findings.push(Finding::new(&catalog::NETFILTER_ON_LINKS, why.as_ref()));
     }
+    let own = facts.confinement.as_ref();
+    findings.extend(own.map(|module| confined(&module.to_string(), module.remedy())));
     findings
 }
 

@@ -10,9 +10,13 @@ use super::{
 };
 use crate::{
     dataplane::Mode,
-    health::{NodeReport, ReportedMap},
-    inspect::{LeftOutRow, NamedPort},
-    net::LinkPath,
+    health::{NodeReport, ReportedMap, WatchReport},
+    inspect::{DriftRow, LeftOutRow, NamedPort},
+    link_path::{
+        Evidence,
+        ruleset::{Family, Source},
+        save,
+    },
     probe::{Evaluation, Lack, ModeSupport},
 };
 
@@ -22,6 +26,8 @@ fn report() -> NodeReport {
         mode: Some("ebpf".into()),
         maps: vec![ReportedMap { name: "services".into(), entries: 79, capacity: 100 }],
         oldest_pending_seconds: Some(29),
+        clock_ahead_seconds: Some(9),
+        watches: vec![watch(1199)],
         pin_directory: "/sys/fs/bpf/shunt".into(),
         ..NodeReport::default()
     }
@@ -32,6 +38,7 @@ fn healthy() -> Facts {
     Facts {
         daemon: Daemon::Running(report().into()),
         left_out_ports: Vec::new(),
+        drift: Vec::new(),
         evaluation: Evaluation {
             modes: Mode::ALL.iter().map(|mode| support(*mode)).collect(),
             auto: Some(Mode::Ebpf),
@@ -39,7 +46,12 @@ fn healthy() -> Facts {
         },
         kube_proxies: Vec::new(),
         rules: Vec::new(),
-        pins: Pins { directory: "/sys/fs/bpf/shunt".into(), links: 9, unfinished: Vec::new() },
+        pins: Pins {
+            directory: "/sys/fs/bpf/shunt".into(),
+            links: 9,
+            maps: Vec::new(),
+            unfinished: Vec::new(),
+        },
         sysctls: Sysctls {
             forwards_ipv4: Some(1),
             forwards_ipv6: Some(1),
@@ -48,7 +60,8 @@ fn healthy() -> Facts {
             rp_filter: [("all".into(), 2), ("eth0".into(), 1)].into(),
             route_localnet: [("all".into(), 0), ("eth0".into(), 0), ("lo".into(), 1)].into(),
         },
-        link_path: None,
+        evidence: Some(Evidence::default()),
+        confinement: None,
         unread: Vec::new(),
     }
 }
@@ -65,6 +78,12 @@ fn report_of(facts: &mut Facts) -> &mut NodeReport {
         Daemon::Running(report) => report,
         other => panic!("{other:?}"),
     }
+}
+
+fn rules(lines: &str, table: &str) -> Option<Evidence> {
+    let saved = format!("*{table}\n{lines}\nCOMMIT\n");
+    let tables = save::parse(&saved, Source::IptablesNft, Family::Ip);
+    Some(Evidence { tables, ..Evidence::default() })
 }
 
 fn lack(feature: crate::kernel::probe::Feature) -> Lack {
@@ -110,6 +129,22 @@ const OF_THE_DAEMON: &[(&Kind, Fault, &str)] = &[
     (&catalog::MAP_NEARLY_FULL, |facts| report_of(facts).maps[0].entries = 80, "services has 80 of 100"),
     (&catalog::OTHER_VERSION, |facts| report_of(facts).version = "9.9.9".into(), "the daemon is 9.9.9"),
     (
+        &catalog::DRIFT,
+        |facts| facts.drift.push(DriftRow { port: None, difference: "a chain is missing".into() }),
+        "a chain is missing",
+    ),
+    (&catalog::CLOCK_SKEWED, |facts| report_of(facts).clock_ahead_seconds = Some(-10), "10 s behind"),
+    (
+        &catalog::WATCH_SILENT,
+        |facts| report_of(facts).watches.push(watch(1200)),
+        "Services: no change and no bookmark for 1200 s",
+    ),
+    (
+        &catalog::CONFINED,
+        |facts| report_of(facts).confined_by = Some(("the profile p".into(), "unload it".into())),
+        "the profile p confines shunt",
+    ),
+    (
         &catalog::SERVICE_LEFT_OUT,
         |facts| facts.left_out_ports = left_out(1),
         "shop/web http (IPv4): no room: full",
@@ -146,20 +181,49 @@ const OF_THE_NODE: &[(&Kind, Fault, &str)] = &[
         |facts| facts.sysctls.route_localnet = [("all".into(), 1), ("eth0".into(), 0)].into(),
         "route_localnet is 1 on eth0",
     ),
+    (
+        &catalog::FORWARD_DROPPED,
+        |facts| facts.evidence = rules(":FORWARD DROP [0:0]", "filter"),
+        "iptables-nft filter FORWARD has the policy drop, and no rule",
+    ),
+    (
+        &catalog::FORWARD_FILTERED,
+        |facts| facts.evidence = rules(":FORWARD DROP [0:0]\n-A FORWARD -i cni0 -j ACCEPT", "filter"),
+        "after rules that accept some connections",
+    ),
+    (
+        &catalog::NODE_PORTS_DROPPED,
+        |facts| {
+            facts.evidence =
+                rules(":PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -m tcp --dport 30080 -j DROP", "raw");
+        },
+        "iptables-nft raw PREROUTING",
+    ),
     (&catalog::CONNTRACK_NEARLY_FULL, |facts| facts.sysctls.conntrack_entries = Some(80), "has 80 of 100"),
     (&catalog::CHECK_FAILED, |facts| facts.unread.push("cannot read it".into()), "cannot read it"),
 ];
 
 const WITHOUT_DAEMON: &[(&Kind, Fault, &str)] = &[
+    (
+        &catalog::MAP_NEARLY_FULL,
+        |facts| facts.pins.maps = vec![ReportedMap { name: "flows".into(), entries: 9, capacity: 10 }],
+        "the map flows has 9 of 10",
+    ),
     (&catalog::PINS_WITHOUT_DAEMON, |_| {}, "9 programs are pinned in /sys/fs/bpf/shunt"),
     (&catalog::OTHER_RULES, |facts| facts.rules.push(Mode::Nftables), "the mode nftables"),
     (&catalog::NO_MODE_WORKS, |facts| facts.evaluation.auto = None, "it is the preferred mode"),
     (
         &catalog::NETFILTER_ON_LINKS,
-        |facts| facts.link_path = Some(LinkPath::Netfilter { why: "a filter of others".into() }),
-        "a filter of others",
+        |facts| {
+            facts.evidence = rules(":PREROUTING ACCEPT [0:0]\n-A PREROUTING -d 10.96.0.1/32 -j DROP", "raw")
+        },
+        "iptables-nft raw PREROUTING",
     ),
 ];
+
+fn watch(seconds: u64) -> WatchReport {
+    WatchReport { kind: "Services".into(), connected: true, seconds_since_event: Some(seconds) }
+}
 
 fn left_out(count: usize) -> Vec<LeftOutRow> {
     let port = NamedPort {

@@ -22,7 +22,7 @@ use tower::{BoxError, Service};
 use super::{
     credentials::{Credential, CredentialError, Credentials, Identity},
     dial::{Connection, DialError, Dialer, Sender, Target},
-    requests::{ApiRequest, OnApiRequest},
+    requests::{ApiRequest, OnApiRequest, date_of},
 };
 use crate::causes::with_causes;
 
@@ -91,6 +91,7 @@ impl Service<Request<Body>> for ApiConnection {
                 host: target.host_and_port(),
                 status: response.as_ref().ok().map(Response::status),
                 took: started.elapsed(),
+                date: response.as_ref().ok().and_then(|response| date_of(response.headers())),
             });
             Ok(response?)
         })

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use jiff::Timestamp;
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
@@ -39,7 +40,16 @@ impl Reporter {
     pub(super) fn listed(&mut self, objects: usize) {
         debug!(resource = self.resource, objects, "listed");
         self.set(|kind| kind.synced = true);
+        self.received();
         self.connected();
+    }
+
+    /// A change or a bookmark came.
+    pub(super) fn received(&self) {
+        self.status.send_if_modified(|status| {
+            (self.kind)(status).last_event = Some(Timestamp::now());
+            false
+        });
     }
 
     /// The kind is watched.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use shunt_tests::{deadline::Deadline, world::Host};
+use shunt_tests::{apiserver::Interruption, deadline::Deadline, world::Host};
 
 use super::test_node::{Setup, TestNode};
 
@@ -23,7 +23,13 @@ const fn fault(finding: &'static str, make: &'static str, end: &'static str) -> 
 
 /// Faults of the node, beside a daemon that runs in any mode. The process is a copy of sleep,
 /// because the kernel names it after its file.
-const FAULTS: [Fault; 5] = [
+const FAULTS: [Fault; 7] = [
+    fault("ForwardDropped", "iptables -P FORWARD DROP", "iptables -P FORWARD ACCEPT"),
+    fault(
+        "NodePortsDropped",
+        "iptables -t raw -I PREROUTING -p tcp --dport 30999 -j DROP",
+        "iptables -t raw -D PREROUTING -p tcp --dport 30999 -j DROP",
+    ),
     fault("NotForwarding", "sysctl -qw net.ipv4.ip_forward=0", "sysctl -qw net.ipv4.ip_forward=1"),
     fault(
         "NotForwardingIPv6",
@@ -88,16 +94,64 @@ pub(crate) fn doctor_finds_each_fault_and_none_on_a_healthy_node(setup: &Setup) 
         node.proxy.configure(&setup.mode, &serde_yaml_ng::from_str(NODE_SOCKETS)?)?;
         wait_for(&node, setup, |found| has(found, "SocketsLeftAlone")).context(NODE_SOCKETS)?;
     }
+    the_clock_differs(&node, setup)?;
+    drift_is_found(&node, setup)?;
     node.cluster.down();
     wait_for(&node, setup, |found| has(found, "WatchFailing")).context("without an API server")?;
     node.proxy.stop()?;
     let found = doctor(&node, setup, "")?;
     ensure!(has(&found, "DaemonNotRunning") && found.exit_code == 2, "without a daemon: {found:?}");
     let left = if setup.mode == "ebpf" { "PinsWithoutDaemon" } else { "OtherProxyRules" };
-    ensure!(has(&found, left), "without a daemon: {found:?}");
+    ensure!(has(&found, left) && !has(&found, "CheckFailed"), "without a daemon: {found:?}");
     let found = doctor(&node, setup, UNPRIVILEGED)?;
     ensure!(has(&found, "NoModeWorks") && has(&found, "CheckFailed"), "without privileges: {found:?}");
+    node.proxy.clean_up(&node.world)?;
+    drop(node);
+    if setup.mode == "ebpf" { full_maps_are_found(setup) } else { Ok(()) }
+}
+
+/// A map is nearly full, with a daemon and, by its pins, without.
+fn full_maps_are_found(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::started(setup, &setup.mode, "{shunt: {ebpf: {mapSizes: {services: 32}}}}")?;
+    for number in 1..=25 {
+        let service = format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: many-{number}, namespace: default}}\n\
+             spec: {{clusterIP: 10.96.1.{number}, ports: [{{port: 80}}]}}\n"
+        );
+        node.cluster.apply_all(&service)?;
+    }
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    wait_for(&node, setup, |found| has(found, "MapNearlyFull")).context("with a daemon")?;
+    node.proxy.stop()?;
+    let found = doctor(&node, setup, "")?;
+    ensure!(has(&found, "MapNearlyFull"), "without a daemon: {found:?}");
     node.proxy.clean_up(&node.world)
+}
+
+/// The API server says another time. New watches bring it.
+fn the_clock_differs(node: &TestNode, setup: &Setup) -> Result<()> {
+    let server = node.cluster.server();
+    server.set_date(Some("Sun, 06 Nov 1994 08:49:37 GMT".parse()?));
+    server.interrupt(Interruption::End);
+    let found = wait_for(node, setup, |found| has(found, "ClockSkewed")).context("another time")?;
+    ensure!(found.text.contains("ahead of that of the API server"), "{}", found.text);
+    server.set_date(None);
+    server.interrupt(Interruption::End);
+    wait_for(node, setup, |found| !has(found, "ClockSkewed")).context("the right time")?;
+    Ok(())
+}
+
+/// Another program removes what the mode needs. Modes that notice it at once repair it first.
+fn drift_is_found(node: &TestNode, setup: &Setup) -> Result<()> {
+    let damage = match setup.mode.as_str() {
+        "ebpf" => {
+            "bpftool map delete pinned $PINS/services key hex 00 00 00 00 00 00 00 00 00 00 ff ff 0a 60 00 50 50 00 06 00"
+        }
+        "iptables" => "iptables -t nat -F KUBE-MARK-MASQ",
+        _ => return Ok(()),
+    };
+    run(node, damage)?;
+    wait_for(node, setup, |found| has(found, "Drift")).context(damage).map(drop)
 }
 
 /// Runs the command as a user who may do nothing.

@@ -4,6 +4,7 @@ pub(crate) mod checker;
 pub(crate) mod counters;
 pub(crate) mod entries;
 mod fill;
+mod pinned_fill;
 pub(crate) mod prefilter;
 pub(crate) mod service_counts;
 pub(crate) mod sweeper;
@@ -27,6 +28,7 @@ use proxy_common::{
     prefilter::PrefilterTable,
 };
 
+pub(in crate::dataplane) use self::pinned_fill::pinned_fill;
 use self::{entries::EntryReader, prefilter::Prefilter};
 use super::{
     plan::{

@@ -338,6 +338,7 @@ impl<K: Kind> Reflector<K> {
             }
             self.version = Some(version);
         }
+        self.reporter.received();
         self.reporter.connected();
         Ok(())
     }
