@@ -53,7 +53,17 @@ const LAYERS: &[Layer] = &[
     layer(
         "inspect",
         &[
-            "causes", "dataplane", "explain", "health", "kernel", "metrics", "mode", "model", "sync", "trace", "yaml",
+            "causes",
+            "dataplane",
+            "explain",
+            "health",
+            "kernel",
+            "metrics",
+            "mode",
+            "model",
+            "sync",
+            "trace",
+            "yaml",
         ],
         KUBE,
     ),

@@ -4,7 +4,8 @@ use std::{error::Error, sync::Arc};
 
 use super::{
     BackstopStatus, Dataplane, DisplacedLink, FailureScope, Held, HeldReader, KernelCounts, LeftOutPort,
-    MapFill, ModeMetricsReader, PlanSize, conntrack::StaleUdpDeletion, ebpf::TracingPrograms, sctp_ports::SctpPorts,
+    MapFill, ModeMetricsReader, PlanSize, conntrack::StaleUdpDeletion, ebpf::TracingPrograms,
+    sctp_ports::SctpPorts,
 };
 use crate::{
     kernel::KernelError,

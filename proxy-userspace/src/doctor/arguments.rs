@@ -14,6 +14,8 @@ use crate::{
 pub struct DoctorArguments {
     /// How to print.
     pub output: Output,
+    /// Where to write a bug report.
+    pub bundle: Option<PathBuf>,
     /// The directory of pins if no daemon names its own.
     pub pin_directory: PathBuf,
 }
@@ -29,6 +31,13 @@ pub fn command() -> Command {
         )
         .arg(output_argument("Format: table, json, yaml, or jsonpath=TEMPLATE"))
         .arg(
+            Arg::new("bundle")
+                .long("bundle")
+                .value_name("FILE.tar.zst")
+                .value_parser(value_parser!(PathBuf))
+                .help("Write a bug report to a new file, without secrets, and print what is in it"),
+        )
+        .arg(
             Arg::new("bpf-pin-dir")
                 .long("bpf-pin-dir")
                 .value_name("DIRECTORY")
@@ -43,6 +52,7 @@ impl DoctorArguments {
     pub fn read(matches: &ArgMatches) -> Option<Self> {
         Some(Self {
             output: matches.get_one::<Output>("output")?.clone(),
+            bundle: matches.get_one::<PathBuf>("bundle").cloned(),
             pin_directory: matches.get_one::<PathBuf>("bpf-pin-dir")?.clone(),
         })
     }

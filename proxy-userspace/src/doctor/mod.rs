@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod bundle;
 mod catalog;
 mod checks;
 mod facts;
@@ -15,8 +16,11 @@ use std::fmt;
 
 use serde::Serialize;
 
-pub use self::arguments::{DoctorArguments, command};
 use self::catalog::Kind;
+pub use self::{
+    arguments::{DoctorArguments, command},
+    bundle::{BundleError, BundledFile},
+};
 use crate::{health::WatchReport, kernel::command::Launcher};
 
 /// The exit code if the report cannot be written.
@@ -129,9 +133,22 @@ fn one_line(text: &str) -> String {
     text.trim().replace(char::is_control, " ")
 }
 
-/// Reads the facts and judges them. Blocks while it reads.
-pub fn report(arguments: &DoctorArguments, launcher: &Launcher) -> Report {
-    checks::judge(&gather::facts(arguments, launcher))
+/// What the command does.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The report.
+    pub report: Report,
+    /// What is in the bug report, if one was asked for.
+    pub bundle: Option<Result<Vec<BundledFile>, BundleError>>,
+}
+
+/// Reads the facts and judges them, and writes a bug report if that was asked for. Blocks meanwhile.
+pub fn run(arguments: &DoctorArguments, launcher: &Launcher) -> Outcome {
+    let facts = gather::facts(arguments, launcher);
+    let report = checks::judge(&facts);
+    let bundle = arguments.bundle.as_deref();
+    let bundle = bundle.map(|path| bundle::write(path, &report, &facts.evaluation, launcher));
+    Outcome { report, bundle }
 }
 
 #[cfg(test)]

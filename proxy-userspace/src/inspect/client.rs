@@ -147,6 +147,19 @@ impl Client {
         self.one("/v1/node", &()).await
     }
 
+    /// Returns an answer as it is, at most `limit` bytes of it.
+    pub async fn text(&mut self, path: &str, limit: usize) -> Result<Vec<u8>, ClientError> {
+        let mut body = self.get(path, &()).await?;
+        let mut text = Vec::new();
+        while text.len() < limit
+            && let Some(part) = next_part(&mut body).await?
+        {
+            text.extend_from_slice(&part);
+        }
+        text.truncate(limit);
+        Ok(text)
+    }
+
     async fn one<T: DeserializeOwned>(
         &mut self,
         path: &str,
@@ -163,7 +176,9 @@ impl Client {
     async fn get(&mut self, path: &str, query: &impl Serialize) -> Result<Incoming, ClientError> {
         let broken = |error: Box<dyn std::error::Error + Send + Sync>| ClientError::Broken(error);
         let query = serde_urlencoded::to_string(query).map_err(|error| broken(error.into()))?;
-        let request = Request::get(format!("{path}?{query}")).header(HOST, "shunt").body(Empty::new());
+        let separator = if path.contains('?') { '&' } else { '?' };
+        let request =
+            Request::get(format!("{path}{separator}{query}")).header(HOST, "shunt").body(Empty::new());
         let request = request.map_err(|error| broken(error.into()))?;
         let sent = async {
             self.sender.ready().await?;

@@ -93,8 +93,8 @@ pub(crate) async fn run(
     let mut broken = Vec::new();
     let mut reload = Reload::new(&choice, Arc::clone(&set_log_filter), &outputs);
     let introspection = introspection(&choice, &outputs, reload.effective.subscribe(), set_log_filter);
+    let inspector = start_local_endpoint(&choice, &outputs, introspection.clone(), &mut endpoints);
     start_endpoints(&choice.config, &outputs, introspection, &mut endpoints);
-    let inspector = start_local_endpoint(&choice, &outputs, &mut endpoints);
     loop {
         let settings = reload.settings.subscribe();
         let before = std::mem::take(&mut broken);
@@ -321,16 +321,26 @@ fn introspection(
 fn start_local_endpoint(
     ModeChoice { config, launcher, .. }: &ModeChoice,
     outputs: &Outputs,
+    introspection: Introspection,
     tasks: &mut Tasks,
 ) -> Inspector {
+    let pages = local_pages(outputs, introspection);
     let inspector = Inspector::default();
     let Outputs { metrics, status, health, .. } = outputs.clone();
     let pin_directory = config.ebpf.pin_dir.clone();
     let node = NodeInspector { inspector: inspector.clone(), metrics, status, health, pin_directory };
     let tracer = Tracer::new(inspector.clone(), dataplane::load_tracing(config, launcher));
-    let routes = inspect::routes(node).merge(trace_routes(tracer));
+    let routes = inspect::routes(node).merge(trace_routes(tracer)).nest("/v1/pages", pages);
     tasks.spawn(async move { match health::serve_local(inspect::SOCKET, routes).await {} });
     inspector
+}
+
+/// Returns the pages of the HTTP servers for bug reports, whatever the servers serve.
+fn local_pages(Outputs { metrics, status, health, .. }: &Outputs, introspection: Introspection) -> Router {
+    let introspection = Introspection { statusz: true, debugging: None, ..introspection };
+    health::metrics_routes(metrics)
+        .merge(health::introspection_routes(introspection))
+        .merge(health::healthz_routes(health.clone(), metrics.clone(), status.clone()))
 }
 
 fn start_endpoints(config: &Config, outputs: &Outputs, introspection: Introspection, tasks: &mut Tasks) {

@@ -13,7 +13,7 @@ use proxy_userspace::{
     causes::with_causes,
     config::{Config, Generated, ProbeOutput},
     dataplane::{Mode, RenderError, ebpf::Ebpf, ipvs},
-    doctor::{self, DoctorArguments},
+    doctor::{self, BundledFile, DoctorArguments, Outcome},
     inspect::print_one,
     kernel::{self, command::Launcher},
     node, probe, yaml,
@@ -109,7 +109,16 @@ pub(crate) fn probe(output: ProbeOutput) -> ExitCode {
 
 /// Reports what is wrong on this node.
 pub(crate) fn doctor(arguments: &DoctorArguments) -> ExitCode {
-    let report = doctor::report(arguments, &Launcher::default());
+    let Outcome { report, bundle } = doctor::run(arguments, &Launcher::default());
+    match bundle {
+        Some(Err(error)) => {
+            eprintln!("shunt: {}", with_causes(&error));
+            return ExitCode::from(doctor::CANNOT_REPORT);
+        }
+        // On standard error: the report goes to standard output, which a program may read.
+        Some(Ok(files)) => print_bundle(arguments.bundle.as_deref(), &files),
+        None => {}
+    }
     let printed = print_one(&arguments.output, "DoctorReport", &report, &mut stdout().lock());
     match printed {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
@@ -118,6 +127,16 @@ pub(crate) fn doctor(arguments: &DoctorArguments) -> ExitCode {
         }
         _ => ExitCode::from(report.exit_code()),
     }
+}
+
+fn print_bundle(path: Option<&Path>, files: &[BundledFile]) {
+    for BundledFile { name, bytes } in files {
+        eprintln!("{bytes:>9}  {name}");
+    }
+    let path = path.map(Path::display).into_iter();
+    path.for_each(|path| {
+        eprintln!("Wrote {path}. Look at it before you give it to others: see README.txt in it.\n")
+    });
 }
 
 /// `completion` and `man`.

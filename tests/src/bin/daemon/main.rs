@@ -3,6 +3,7 @@
 
 mod auto;
 mod bpffs;
+mod bundle;
 mod doctor;
 mod give_back;
 mod lifecycle;
@@ -74,6 +75,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("connections", lists::connections_and_flows_are_selected),
     ("drift", lists::drift_is_named),
     ("monitoring", monitoring::queries_have_data_and_alerts_react),
+    ("bundle", bundle::a_bug_report_has_everything_but_secrets),
     ("doctor", doctor::doctor_finds_each_fault_and_none_on_a_healthy_node),
     ("trace", tracing::a_trace_is_what_clients_did_and_costs_nothing_otherwise),
     ("trace-netfilter", tracing::netfilter_is_traced_by_rules_that_are_removed),

@@ -10,7 +10,7 @@ use super::Page;
 use crate::cli::Cli;
 
 /// Programs of others that pages may run.
-const PROGRAMS: [&str; 16] = [
+const PROGRAMS: [&str; 17] = [
     "bpftool",
     "curl",
     "docker",
@@ -25,6 +25,7 @@ const PROGRAMS: [&str; 16] = [
     "object",
     "sed",
     "sysctl",
+    "tar",
     "tc",
     "ipset",
 ];
