@@ -21,6 +21,7 @@ pub mod net;
 pub mod node;
 pub mod probe;
 pub mod sync;
+pub mod top;
 pub mod trace;
 pub mod watch;
 pub mod yaml;

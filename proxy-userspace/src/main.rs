@@ -45,6 +45,8 @@ fn run_subcommand(flags: &Flags) -> Option<ExitCode> {
         Some(run::verb(verb))
     } else if let Some(arguments) = &flags.doctor {
         Some(run::doctor(arguments))
+    } else if let Some(arguments) = &flags.top {
+        Some(run::top(arguments))
     } else {
         flags.generated.as_ref().map(run::generate)
     }

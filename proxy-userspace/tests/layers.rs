@@ -31,7 +31,7 @@ const LAYERS: &[Layer] = &[
     // `inspect` has the verbs of the command line.
     layer(
         "config",
-        &["causes", "doctor", "duration", "inspect", "kernel", "mode", "model", "net", "node", "yaml"],
+        &["causes", "doctor", "duration", "inspect", "kernel", "mode", "model", "net", "node", "top", "yaml"],
         KUBE,
     ),
     // The model has decided everything about Kubernetes.
@@ -95,6 +95,8 @@ const LAYERS: &[Layer] = &[
     layer("node", &["kernel", "model"], KUBE),
     layer("probe", &["kernel", "mode"], KUBE),
     layer("sync", &["causes", "dataplane", "health", "metrics", "model", "node"], KUBE),
+    // Asks the daemon and the kernel; draws on the terminal.
+    layer("top", &["duration", "health", "inspect", "kernel", "mode"], KUBE),
     // Asks the sync loop, and exchanges the programs.
     layer("trace", &["causes", "dataplane", "duration", "explain", "kernel", "model", "net", "sync"], KUBE),
     layer("watch", &["causes", "model", "net", "node", "yaml"], &[]),

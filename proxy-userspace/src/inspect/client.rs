@@ -23,12 +23,12 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::{net::UnixStream, time::timeout};
 
 use super::{
-    Resource, Row, SOCKET,
+    CountedPort, EndpointFlows, Resource, Row, SOCKET, ServiceName,
     server::{ClientKind, ExplainQuery},
 };
 use crate::{
     explain::{Client as ExplainedClient, Explanation, Question},
-    health::{NodeReport, is_trusted},
+    health::{NodeReport, ReportedMap, is_trusted},
     model::Protocol,
     trace::{TraceFilter, TraceRecord},
 };
@@ -158,6 +158,21 @@ impl Client {
         }
         text.truncate(limit);
         Ok(text)
+    }
+
+    /// Returns the counts of the service ports that are counted.
+    pub async fn counts(&mut self) -> Result<Vec<CountedPort>, ClientError> {
+        self.one("/v1/counts", &()).await
+    }
+
+    /// Returns how full maps are. Empty in modes without maps.
+    pub async fn maps(&mut self) -> Result<Vec<ReportedMap>, ClientError> {
+        self.one("/v1/maps", &()).await
+    }
+
+    /// Returns the open flows of a Service by endpoint.
+    pub async fn open_flows(&mut self, service: &ServiceName) -> Result<Vec<EndpointFlows>, ClientError> {
+        self.one("/v1/open-flows", service).await
     }
 
     async fn one<T: DeserializeOwned>(

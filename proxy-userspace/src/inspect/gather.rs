@@ -107,15 +107,19 @@ impl ServiceCounts {
     }
 
     fn of(&self, key: &ServicePortKey) -> Option<Counts> {
-        let counts = self.by_port.get(key)?;
-        let failures = |count| self.counts_failures.then_some(count);
-        Some(Counts {
-            connections: counts.connections,
-            refusals: failures(counts.refusals),
-            drops: failures(counts.drops),
-            bytes_to_endpoints: counts.bytes_to_endpoints,
-            bytes_to_clients: counts.bytes_to_clients,
-        })
+        self.by_port.get(key).map(|counted| counts(counted, self.counts_failures))
+    }
+}
+
+/// Returns the counts of a service port, without refusals and drops if the mode does not count them.
+pub(super) fn counts(counted: &proxy_common::layout::ServiceCounts, counts_failures: bool) -> Counts {
+    let failures = |count| counts_failures.then_some(count);
+    Counts {
+        connections: counted.connections,
+        refusals: failures(counted.refusals),
+        drops: failures(counted.drops),
+        bytes_to_endpoints: counted.bytes_to_endpoints,
+        bytes_to_clients: counted.bytes_to_clients,
     }
 }
 

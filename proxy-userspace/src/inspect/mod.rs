@@ -14,6 +14,7 @@ mod connections;
 mod drift;
 mod flows;
 mod gather;
+mod load;
 mod namespaces;
 mod output;
 mod rows;
@@ -25,9 +26,10 @@ pub use self::{
     client::{Client, ClientError, ExplainRequest, Lines},
     flows::FlowFilter,
     gather::Filter,
+    load::{CountedPort, EndpointFlows, ServiceName},
     output::{InvalidOutput, Output, print, print_one, table},
     rows::{
-        AffinityRow, ConnectionRow, DriftRow, EndpointRow, ExemptRow, FlowRow, LeftOutRow, LinkRow,
+        AffinityRow, ConnectionRow, Counts, DriftRow, EndpointRow, ExemptRow, FlowRow, LeftOutRow, LinkRow,
         NamedPort, Row, ServiceRow,
     },
     server::{ClientKind, NodeInspector, routes},

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use serde_json_path::JsonPath;
 use tabwriter::TabWriter;
 
-use super::{API_VERSION, Resource, Row};
+use super::{API_VERSION, Row};
 use crate::yaml;
 
 /// How to print.
@@ -125,13 +125,13 @@ fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned)
 }
 
-/// Prints a list. A table of no rows says so on standard error, as kubectl does.
-pub fn print<T: Row>(output: &Output, resource: Resource, rows: &[T], to: &mut dyn Write) -> io::Result<()> {
+/// Prints a list. JSON and YAML name its kind. A table of no rows says so on standard error, as kubectl does.
+pub fn print<T: Row>(output: &Output, kind: &'static str, rows: &[T], to: &mut dyn Write) -> io::Result<()> {
     match output {
         Output::Table => table(rows, false, true, to),
         Output::Wide => table(rows, true, true, to),
         Output::Json | Output::Yaml | Output::JsonPath(_) => {
-            let list = List { api_version: API_VERSION, kind: resource.kind(), items: rows };
+            let list = List { api_version: API_VERSION, kind, items: rows };
             print_document(output, &list, to)
         }
     }

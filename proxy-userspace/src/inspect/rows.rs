@@ -19,7 +19,7 @@ pub trait Row: Serialize + DeserializeOwned + Send + 'static {
 }
 
 /// The name of a service port in one family.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamedPort {
     /// The namespace.
@@ -197,13 +197,21 @@ pub struct Conditions {
 }
 
 impl Conditions {
-    const fn name(self) -> &'static str {
+    /// Returns the state in words.
+    pub const fn name(self) -> &'static str {
         match self {
             Self { ready: true, .. } => "ready",
             Self { serving: true, terminating: true, .. } => "terminating, serves",
             Self { terminating: true, .. } => "terminating",
             _ => "not ready",
         }
+    }
+}
+
+impl EndpointRow {
+    /// Returns why it is not used, at least by one policy.
+    pub fn reason(&self) -> Option<&str> {
+        self.not_for_cluster.as_deref().or(self.not_for_local.as_deref())
     }
 }
 
@@ -215,14 +223,13 @@ impl Row for EndpointRow {
 
     fn cells(&self) -> Vec<String> {
         let node = self.node.as_deref().unwrap_or_default();
-        let reason = self.not_for_cluster.as_deref().or(self.not_for_local.as_deref());
         let mut cells = self.port.cells();
         cells.extend([
             self.address.to_string(),
             if self.local { format!("{node} (this)") } else { or_dash(node) },
             self.conditions.name().to_owned(),
             if self.eligible { "yes" } else { "no" }.to_owned(),
-            or_dash(reason.unwrap_or_default()),
+            or_dash(self.reason().unwrap_or_default()),
         ]);
         cells
     }

@@ -12,12 +12,14 @@ use axum::{
 };
 use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use serde::{Deserialize, Serialize};
+use tokio::task;
 
 use super::{
     AffinityFilter, ExplainRequest, FlowFilter, Resource, Row, affinity, connections,
     drift::Drift,
     flows,
     gather::{self, Filter, Part, ServiceCounts},
+    load::{self, Destinations, ServiceName},
 };
 use crate::{
     causes::with_causes,
@@ -47,7 +49,8 @@ pub struct NodeInspector {
 /// One JSON document a line.
 const LINES: &str = "application/x-ndjson";
 
-/// Returns the paths of the socket: `/v1/get/RESOURCE`, `/v1/explain` and `/v1/node`.
+/// Returns the paths of the socket: `/v1/get/RESOURCE`, `/v1/explain`, `/v1/node`, and those of
+/// `shunt top`: `/v1/counts`, `/v1/maps` and `/v1/open-flows`.
 pub fn routes(node: NodeInspector) -> Router {
     Router::new()
         .route("/v1/get/flows", get(flows))
@@ -56,12 +59,48 @@ pub fn routes(node: NodeInspector) -> Router {
         .route("/v1/get/{resource}", get(list))
         .route("/v1/explain", get(explained))
         .route("/v1/node", get(reported))
+        .route("/v1/counts", get(counted))
+        .route("/v1/maps", get(maps))
+        .route("/v1/open-flows", get(open_flows))
         .with_state(node)
 }
 
 /// Does not ask the sync loop, so it also answers while that is busy or not there.
 async fn reported(State(node): State<NodeInspector>) -> Json<NodeReport> {
     Json(NodeReport::new(&node.status, &node.health, node.pin_directory.display().to_string()))
+}
+
+/// Does not ask the sync loop either.
+async fn counted(State(node): State<NodeInspector>) -> Response {
+    let read = task::spawn_blocking(move || {
+        let (counted, counts_failures) = node.metrics.service_counts();
+        load::counted(counted, counts_failures)
+    });
+    match read.await {
+        Ok(counted) => Json(counted).into_response(),
+        Err(panic) => failed(&panic),
+    }
+}
+
+async fn maps(State(node): State<NodeInspector>) -> Response {
+    node.inspector.read(load::maps).await.map(Json).into_response()
+}
+
+async fn open_flows(State(node): State<NodeInspector>, Query(service): Query<ServiceName>) -> Response {
+    let found = node.inspector.read(move |inspected| Destinations::of(inspected, &service)).await;
+    let destinations = match found {
+        Ok(destinations) => destinations,
+        Err(error) => return error.into_response(),
+    };
+    match task::spawn_blocking(move || destinations.open_flows(&node.pin_directory)).await {
+        Ok(Ok(flows)) => Json(flows).into_response(),
+        Ok(Err(error)) => failed(&error),
+        Err(panic) => failed(&panic),
+    }
+}
+
+fn failed(error: &dyn std::error::Error) -> Response {
+    (StatusCode::INTERNAL_SERVER_ERROR, with_causes(error)).into_response()
 }
 
 impl IntoResponse for NoAnswer {
@@ -319,6 +358,7 @@ mod tests {
             "get/links",
             "get/left-out",
             explain,
+            "maps",
         ] {
             let request = Request::get(format!("/v1/{path}")).body(Body::empty()).expect("a request");
             let answer = routes(node.clone()).oneshot(request).await.expect("an answer");

@@ -11,6 +11,7 @@ mod other_proxy;
 mod reload;
 mod sources;
 mod takeover;
+mod top;
 mod trace;
 mod verbs;
 
@@ -20,6 +21,7 @@ pub(crate) use self::{
     mode_choice::ModeChoice,
     one_shot::{cleanup, cleanup_own, doctor, generate, init_only, probe, write_config},
     reload::SetLogFilter,
+    top::top,
     verbs::verb,
 };
 use self::{

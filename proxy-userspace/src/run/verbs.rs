@@ -20,7 +20,7 @@ use tokio::{runtime, time::sleep};
 use super::{offline, trace::trace};
 
 /// The exit code for a wrong command line, as that of clap.
-const WRONG_USAGE: u8 = 2;
+pub(super) const WRONG_USAGE: u8 = 2;
 /// How often `--watch` asks.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
 
@@ -47,7 +47,7 @@ pub(crate) fn verb(verb: &Verb) -> ExitCode {
     }
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
+pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
@@ -78,7 +78,7 @@ async fn list<T: Row>(arguments: &GetArguments) -> anyhow::Result<ExitCode> {
         let [of, within] = [of, within].map(Option::unwrap_or_default);
         eprintln!("shunt: no {}{of}{within}", resource.path());
     } else {
-        print(output, *resource, &rows, &mut stdout().lock())?;
+        print(output, resource.kind(), &rows, &mut stdout().lock())?;
     }
     if *watch {
         follow(arguments, &rows).await?;
@@ -121,7 +121,7 @@ async fn follow<T: Row>(arguments: &GetArguments, first: &[T]) -> anyhow::Result
             _ if changed.is_empty() => {}
             Output::Table => table(&changed, false, false, &mut stdout().lock())?,
             Output::Wide => table(&changed, true, false, &mut stdout().lock())?,
-            output => print(output, arguments.resource, &changed, &mut stdout().lock())?,
+            output => print(output, arguments.resource.kind(), &changed, &mut stdout().lock())?,
         }
         before = now;
     }

@@ -13,7 +13,9 @@ use tokio::{
 
 use super::{left_out_ports::LeftOutPorts, report::now};
 use crate::{
-    dataplane::{BackstopStatus, Held, HeldReader, LeftOutReason, Mode, Renderer, ebpf::TracingPrograms},
+    dataplane::{
+        BackstopStatus, Held, HeldReader, LeftOutReason, MapFill, Mode, Renderer, ebpf::TracingPrograms,
+    },
     model::{Model, ServicePortKey, UnixNanos},
 };
 
@@ -44,6 +46,11 @@ impl Inspected<'_> {
     /// Returns when a service port was last programmed. `None` if it waits for that.
     pub fn programmed(&self, key: &ServicePortKey) -> Option<UnixNanos> {
         self.programmed.of(key)
+    }
+
+    /// Returns how full maps are. The entries of maps that programs write were counted some time ago.
+    pub fn map_fill(&self) -> Vec<MapFill> {
+        self.renderer.map_fill()
     }
 
     /// Returns the time, and what reads the kernel to compare it. `None` if it is not known what the

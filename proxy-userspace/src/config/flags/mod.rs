@@ -19,6 +19,7 @@ use super::{
 use crate::{
     doctor::{self, DoctorArguments},
     inspect::Verb,
+    top::{self, TopArguments},
 };
 
 const CONFIG_HELP: &str = "KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1), with shunt's own settings \
@@ -53,6 +54,8 @@ pub struct Flags {
     pub verb: Option<Verb>,
     /// The subcommand `doctor`.
     pub doctor: Option<DoctorArguments>,
+    /// The subcommand `top`.
+    pub top: Option<TopArguments>,
     /// The subcommand `completion` or `man`.
     pub generated: Option<Generated>,
     /// Indices of [`FLAGS`] with their values.
@@ -75,6 +78,7 @@ impl Flags {
             probe: matches.subcommand_matches("probe").and_then(|probe| probe.get_one("output").copied()),
             verb: Verb::read(&matches),
             doctor: matches.subcommand_matches("doctor").and_then(DoctorArguments::read),
+            top: matches.subcommand_matches("top").map(TopArguments::read).transpose()?,
             generated: Generated::read(&matches),
             cleanup: is_on("cleanup"),
             cleanup_own: is_on("cleanup-own"),
@@ -193,6 +197,7 @@ pub(super) fn command() -> Command {
         .subcommand(probe())
         .subcommands(Verb::commands())
         .subcommand(doctor::command())
+        .subcommand(top::command())
         .subcommands(Generated::commands())
         .arg(file("config", CONFIG_HELP));
     for flag in FLAGS {

@@ -9,6 +9,7 @@ mod log;
 mod mapped;
 mod pins;
 mod private_directory;
+pub mod programs;
 mod syscall;
 pub mod tc;
 pub mod test_run;

@@ -124,6 +124,17 @@ struct LinkInfo {
     body: [u8; 48],
 }
 
+/// The bytes of `struct bpf_prog_info` before `run_time_ns`. The zeros ask for no lists.
+const PROGRAM_INFO_HEAD: usize = 192;
+
+/// The beginning of `struct bpf_prog_info`.
+#[repr(C, align(8))]
+struct ProgramInfo {
+    head: [u8; PROGRAM_INFO_HEAD],
+    run_time_ns: u64,
+    runs: u64,
+}
+
 #[repr(C)]
 #[derive(Default)]
 struct Element {
@@ -305,6 +316,16 @@ pub(super) fn tcx_link(link: BorrowedFd<'_>) -> io::Result<Option<TcxLink>> {
 
 fn first<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.first_chunk().copied().unwrap_or([0; N])
+}
+
+/// Returns the time of all runs of a program in nanoseconds, and their number. Both grow only while
+/// statistics are enabled. Kernel 5.1 (492ecee892c2).
+pub(super) fn program_runs(program: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
+    let mut info = ProgramInfo { head: [0; PROGRAM_INFO_HEAD], run_time_ns: 0, runs: 0 };
+    let info_len = u32::try_from(size_of::<ProgramInfo>()).map_err(io::Error::other)?;
+    let attribute = InfoByFd { bpf_fd: number(program), info_len, info: (&raw mut info) as u64 };
+    bpf(BPF_OBJ_GET_INFO_BY_FD, attribute)?;
+    Ok((info.run_time_ns, info.runs))
 }
 
 /// Attaches a program to a hook of a network link, before all others. Kernel 6.6 (e420bed02507).

@@ -14,6 +14,7 @@ mod outages;
 mod pages;
 mod repairs;
 mod test_node;
+mod top;
 mod trace;
 mod tracing;
 mod verbs;
@@ -74,6 +75,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("affinity", lists::clients_with_affinity_are_listed),
     ("connections", lists::connections_and_flows_are_selected),
     ("drift", lists::drift_is_named),
+    ("top", top::top_shows_what_happens_and_gives_the_terminal_back),
     ("monitoring", monitoring::queries_have_data_and_alerts_react),
     ("bundle", bundle::a_bug_report_has_everything_but_secrets),
     ("doctor", doctor::doctor_finds_each_fault_and_none_on_a_healthy_node),
