@@ -23,5 +23,6 @@ pub mod probe;
 pub mod sync;
 pub mod top;
 pub mod trace;
+pub mod ui;
 pub mod watch;
 pub mod yaml;

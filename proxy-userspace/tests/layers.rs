@@ -99,6 +99,8 @@ const LAYERS: &[Layer] = &[
     layer("top", &["duration", "health", "inspect", "kernel", "mode"], KUBE),
     // Asks the sync loop, and exchanges the programs.
     layer("trace", &["causes", "dataplane", "duration", "explain", "kernel", "model", "net", "sync"], KUBE),
+    // Shows what `inspect` reads.
+    layer("ui", &["explain", "health", "inspect", "node", "sync"], KUBE),
     layer("watch", &["causes", "model", "net", "node", "yaml"], &[]),
     layer("yaml", &[], KUBE),
 ];

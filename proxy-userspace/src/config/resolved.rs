@@ -63,6 +63,8 @@ pub struct Config {
     pub bind_address_hard_fail: bool,
     /// The metrics address also answers profiling requests.
     pub profiling: bool,
+    /// The metrics address also answers `/ui/`.
+    pub ui: bool,
     /// The feature gates that were given.
     pub feature_gates: FeatureGates,
     /// How often the kernel is compared with the Snapshot; above zero.

@@ -168,6 +168,7 @@ const FIELDS: &[Field] = &[
     field_of("shunt.master", Kind::Text),
     field_of("shunt.logFilter", Kind::Text),
     field_of("shunt.reload.jitter", Kind::Duration).default("0s"),
+    field_of("shunt.ui", Kind::Bool).default("false"),
     field_of("shunt.serviceMetrics.enabled", Kind::Bool).default("true").only_in(COUNTING),
     field_of(COUNTED_SERVICES.path, COUNTED).default(COUNTED_SERVICES.default).only_in(COUNTING),
     field_of("shunt.backstop", Kind::OneOf(BackstopPolicy::NAMES)).default("auto").only_in(EBPF),

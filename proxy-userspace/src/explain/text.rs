@@ -13,8 +13,8 @@ impl fmt::Display for Explanation {
 }
 
 impl Explanation {
-    /// Returns the steps of the decision, in order.
-    fn lines(&self) -> Vec<(&'static str, String)> {
+    /// Returns the steps of the decision, in order. Further endpoints have no name.
+    pub fn lines(&self) -> Vec<(&'static str, String)> {
         let mut lines = vec![
             ("Client", self.client_text()),
             ("Destination", format!("{} {}", self.destination, self.protocol)),

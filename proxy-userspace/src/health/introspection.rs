@@ -31,6 +31,8 @@ pub struct Introspection {
     pub flags: Option<BTreeMap<&'static str, String>>,
     /// Enables `/statusz`: the feature gate `ComponentStatusz`.
     pub statusz: bool,
+    /// The server also has `/ui/`, so `/statusz` names it: `shunt.ui`.
+    pub ui: bool,
     /// Enables `/debug/pprof/` and `/debug/flags/`. `None` if `enableProfiling` is false.
     pub debugging: Option<Debugging>,
 }
@@ -70,7 +72,7 @@ const DEBUG_FLAGS: &str = "<html><head><title>/debug/flags/</title></head><body>
 /// Returns `/configz`, `/flagz` and `/statusz`, and with debugging also `/debug/`.
 pub fn introspection_routes(introspection: Introspection) -> Router {
     let paths = paths(&introspection);
-    let Introspection { status, health, config, flags, statusz, debugging } = introspection;
+    let Introspection { status, health, config, flags, statusz, ui: _, debugging } = introspection;
     let configz = move || async move { ([NO_SNIFF], Json(json!({ CONFIG_NAME: *config.borrow() }))) };
     let mut routes = Router::new().route("/configz", get(configz));
     if let Some(flags) = flags {
@@ -95,6 +97,7 @@ fn paths(introspection: &Introspection) -> Vec<&'static str> {
         introspection.debugging.as_ref().map(|_| "/debug"),
         introspection.flags.as_ref().map(|_| "/flagz"),
         introspection.statusz.then_some("/statusz"),
+        introspection.ui.then_some("/ui/"),
     ];
     let mut paths: Vec<_> = always.into_iter().chain(some).flatten().collect();
     paths.sort_unstable();
@@ -197,6 +200,7 @@ mod tests {
             config,
             flags: Some([("v", "2".to_owned()), ("config", "/etc/a\nb".to_owned())].into()),
             statusz: true,
+            ui: false,
             debugging: None,
         }
     }
@@ -243,6 +247,16 @@ mod tests {
         let (_, _, body) = get_page(&routes, "/statusz", "text/plain").await;
         assert!(body.contains("Mode: nftables\n") && !body.contains("Link path"), "{body}");
         assert!(body.contains("Ready: yes\n") && body.contains("kernel: no memory\n"), "{body}");
+    }
+
+    #[tokio::test]
+    async fn statusz_names_the_pages_only_while_they_are_on() {
+        for ui in [true, false] {
+            let routes = introspection_routes(Introspection { ui, ..introspection() });
+            let (_, _, body) = get_page(&routes, "/statusz", "text/plain").await;
+            let paths = body.lines().find(|line| line.starts_with("Paths: ")).expect("paths");
+            assert_eq!(paths.ends_with(" /statusz /ui/"), ui, "{paths}");
+        }
     }
 
     /// The fields of upstream's type `Statusz` (`apiserver/pkg/server/statusz/api/v1beta1`).

@@ -326,6 +326,15 @@ fn seconds(text: &str) -> Result<u64, String> {
     seconds.ok_or_else(|| format!("{text} is no time: must be a whole number with s, m, h or d, such as 90s"))
 }
 
+impl ExplainRequest {
+    /// Reads a question as the command line has it.
+    pub fn parse(from: &str, to: &str, kind: ClientKind) -> Result<Self, String> {
+        let from = client(from).map_err(|error| format!("{from} {error}"))?;
+        let (to, protocol) = destination(to)?;
+        Ok(Self { from, client: kind, to, protocol, outside_cgroup: false })
+    }
+}
+
 fn client(text: &str) -> Result<String, String> {
     if text == "node" || text.parse::<IpAddr>().is_ok() {
         Ok(text.to_owned())

@@ -9,6 +9,7 @@
 
 mod affinity;
 mod arguments;
+mod browse;
 mod client;
 mod connections;
 mod drift;
@@ -23,6 +24,7 @@ mod server;
 pub use self::{
     affinity::AffinityFilter,
     arguments::{ExplainArguments, GetArguments, OfflineNode, Verb, output_argument},
+    browse::{FoundServices, MOST_ENDPOINTS, NodeDetails, ROWS_A_PAGE, Search, ServiceDetails},
     client::{Client, ClientError, ExplainRequest, Lines},
     flows::FlowFilter,
     gather::Filter,

@@ -46,6 +46,20 @@ pub struct NodeInspector {
     pub pin_directory: PathBuf,
 }
 
+#[cfg(test)]
+impl NodeInspector {
+    /// Returns one for a process whose sync loop does not run.
+    pub(crate) fn without_loop() -> Self {
+        Self {
+            inspector: Inspector::default(),
+            metrics: Metrics::default(),
+            status: Status::default(),
+            health: ProxyHealth::new(std::time::Duration::from_secs(1)),
+            pin_directory: PathBuf::new(),
+        }
+    }
+}
+
 /// One JSON document a line.
 const LINES: &str = "application/x-ndjson";
 
@@ -67,7 +81,7 @@ pub fn routes(node: NodeInspector) -> Router {
 
 /// Does not ask the sync loop, so it also answers while that is busy or not there.
 async fn reported(State(node): State<NodeInspector>) -> Json<NodeReport> {
-    Json(NodeReport::new(&node.status, &node.health, node.pin_directory.display().to_string()))
+    Json(node.report())
 }
 
 /// Does not ask the sync loop either.
@@ -197,7 +211,7 @@ async fn connections(
         let why = "only the ebpf mode translates at sockets: shunt get flows lists what this mode translates";
         return unavailable(why.to_owned());
     }
-    let read = tokio::task::spawn_blocking(move || connections::read(&pin_directory)).await;
+    let read = task::spawn_blocking(move || connections::read(&pin_directory)).await;
     match read {
         Ok(Ok(found)) => whole(connections::named(&inspector, found, filter).await),
         Ok(Err(error)) => unavailable(with_causes(&error)),
@@ -216,7 +230,7 @@ async fn affinity(
         Ok(wanted) => wanted,
         Err(error) => return error.into_response(),
     };
-    let read = tokio::task::spawn_blocking(move || affinity::read(&wanted, &filter)).await;
+    let read = task::spawn_blocking(move || affinity::read(&wanted, &filter)).await;
     match read {
         Ok(Ok(rows)) => ([(CONTENT_TYPE, LINES)], lines(&rows)).into_response(),
         Ok(Err(error)) => unavailable(with_causes(&error)),
@@ -318,17 +332,20 @@ impl ExplainQuery {
     }
 }
 
-async fn explained(State(node): State<NodeInspector>, Query(query): Query<ExplainQuery>) -> Response {
-    let Some(question) = query.question() else { return StatusCode::BAD_REQUEST.into_response() };
-    let read = move |inspected: &Inspected<'_>| -> Option<Explanation> {
+/// Returns what explains a connection. The answer is `None` while no mode runs.
+pub(super) fn reader(
+    question: Question,
+) -> impl FnOnce(&Inspected<'_>) -> Option<Explanation> + Send + 'static {
+    move |inspected| {
         let backstop = inspected.backstop.as_ref().map(|backstop| backstop.mode);
         Some(explain(Situation { model: inspected.model, mode: inspected.mode?, backstop }, &question))
-    };
-    match node.inspector.read(read).await {
-        Ok(Some(explanation)) => Json(explanation).into_response(),
-        Ok(None) => NoAnswer::NotRunning.into_response(),
-        Err(error) => error.into_response(),
     }
+}
+
+async fn explained(State(node): State<NodeInspector>, Query(query): Query<ExplainQuery>) -> Response {
+    let Some(question) = query.question() else { return StatusCode::BAD_REQUEST.into_response() };
+    let explained = node.inspector.read(reader(question)).await;
+    explained.and_then(|explained| explained.ok_or(NoAnswer::NotRunning)).map(Json).into_response()
 }
 
 #[cfg(test)]
@@ -340,13 +357,7 @@ mod tests {
 
     #[tokio::test]
     async fn while_no_loop_runs_each_answer_says_so() {
-        let node = NodeInspector {
-            inspector: Inspector::default(),
-            metrics: Metrics::default(),
-            status: Status::default(),
-            health: ProxyHealth::new(std::time::Duration::from_secs(1)),
-            pin_directory: PathBuf::new(),
-        };
+        let node = NodeInspector::without_loop();
         let explain = "explain?from=node&client=auto&to=10.0.0.1:80&protocol=TCP&outsideCgroup=false";
         for path in [
             "get/services",

@@ -1,9 +1,18 @@
 //! Kubernetes Events about this node's proxy and its Services, in a form that is independent of
 //! Kubernetes.
 
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use jiff::Timestamp;
 use tokio::sync::mpsc;
 
 use crate::model::NamespacedName;
+
+/// How many different events are remembered.
+const REMEMBERED: usize = 100;
 
 /// How many events may wait. Further ones are lost, as Kubernetes Events may be.
 const CAPACITY: usize = 16;
@@ -28,15 +37,30 @@ pub struct NodeEvent {
     pub note: String,
 }
 
-/// Sends events. The default value discards them.
+/// An event that happened once or several times.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecentEvent {
+    /// The event.
+    pub event: NodeEvent,
+    /// The first time.
+    pub first: Timestamp,
+    /// The last time.
+    pub last: Timestamp,
+}
+
+/// Sends events, and remembers the last ones. The default value does not send.
 #[derive(Clone, Debug, Default)]
-pub struct NodeEvents(Option<mpsc::Sender<NodeEvent>>);
+pub struct NodeEvents {
+    to: Option<mpsc::Sender<NodeEvent>>,
+    /// The one that happened last comes last.
+    recent: Arc<Mutex<VecDeque<RecentEvent>>>,
+}
 
 impl NodeEvents {
     /// Creates a sender and the receiver of its events.
     pub fn channel() -> (Self, mpsc::Receiver<NodeEvent>) {
         let (to, from) = mpsc::channel(CAPACITY);
-        (Self(Some(to)), from)
+        (Self { to: Some(to), ..Self::default() }, from)
     }
 
     /// Sends an event about the Node that is no problem.
@@ -58,17 +82,79 @@ impl NodeEvents {
         action: &'static str,
         note: String,
     ) -> bool {
-        let has_room = self.0.as_ref().is_none_or(|to| to.capacity() > RESERVED_FOR_NODE);
-        has_room && self.send(NodeEvent { service: Some(service), is_warning: true, reason, action, note })
+        let event = NodeEvent { service: Some(service), is_warning: true, reason, action, note };
+        if self.to.as_ref().is_none_or(|to| to.capacity() > RESERVED_FOR_NODE) {
+            return self.send(event);
+        }
+        self.remember(&event, Timestamp::now());
+        false
+    }
+
+    /// Returns the last events, the newest first.
+    pub fn recent(&self) -> Vec<RecentEvent> {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.iter().rev().cloned().collect()
+    }
+
+    /// An event that was there already comes to the end again.
+    fn remember(&self, event: &NodeEvent, now: Timestamp) {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = recent.iter().position(|known| known.event == *event);
+        let first = known.and_then(|index| recent.remove(index)).map_or(now, |known| known.first);
+        if recent.len() == REMEMBERED {
+            recent.pop_front();
+        }
+        recent.push_back(RecentEvent { event: event.clone(), first, last: now });
     }
 
     /// Returns true if the event was queued or discarded, and false if it is lost.
     fn send(&self, event: NodeEvent) -> bool {
-        let Some(to) = &self.0 else { return true };
+        self.remember(&event, Timestamp::now());
+        let Some(to) = &self.to else { return true };
         let queued = to.try_send(event);
         if let Err(lost) = &queued {
             tracing::debug!(%lost, "a Kubernetes Event is lost: too many wait to be written");
         }
         queued.is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notes(events: &NodeEvents) -> Vec<String> {
+        events.recent().into_iter().map(|recent| recent.event.note).collect()
+    }
+
+    #[test]
+    fn the_last_events_are_remembered_also_if_nobody_sends_them() {
+        let (events, mut received) = NodeEvents::channel();
+        received.close();
+        for number in 0..=REMEMBERED {
+            events.normal("Counting", number.to_string());
+        }
+        let notes = notes(&events);
+        assert_eq!(notes.len(), REMEMBERED);
+        assert_eq!((notes[0].as_str(), notes[REMEMBERED - 1].as_str()), ("100", "1"));
+    }
+
+    #[test]
+    fn an_event_that_happens_again_is_remembered_once() {
+        let events = NodeEvents::default();
+        let [one, two, three] = [1, 2, 3].map(|second| Timestamp::from_second(second).expect("in range"));
+        let event = |note: &str| NodeEvent {
+            service: None,
+            is_warning: true,
+            reason: "Broke",
+            action: START,
+            note: note.to_owned(),
+        };
+        events.remember(&event("a"), one);
+        events.remember(&event("b"), two);
+        events.remember(&event("a"), three);
+        let recent = events.recent();
+        assert_eq!(notes(&events), ["a", "b"]);
+        assert_eq!((recent[0].first, recent[0].last), (one, three));
     }
 }

@@ -6,7 +6,7 @@ mod conntrack;
 mod event;
 
 pub use conntrack::ConntrackSettings;
-pub use event::{NodeEvent, NodeEvents};
+pub use event::{NodeEvent, NodeEvents, RecentEvent};
 
 use crate::kernel::{self, KernelError, sysctl::Sysctl};
 

@@ -40,6 +40,7 @@ use proxy_userspace::{
     node::{self, NodeEvent, NodeEvents},
     sync::{Inspector, Outputs, SyncError, SyncLoop, SyncSettings},
     trace::{Tracer, routes as trace_routes},
+    ui::{self, Pages},
 };
 use tokio::{
     sync::{Mutex, mpsc, watch},
@@ -95,8 +96,7 @@ pub(crate) async fn run(
     let mut broken = Vec::new();
     let mut reload = Reload::new(&choice, Arc::clone(&set_log_filter), &outputs);
     let introspection = introspection(&choice, &outputs, reload.effective.subscribe(), set_log_filter);
-    let inspector = start_local_endpoint(&choice, &outputs, introspection.clone(), &mut endpoints);
-    start_endpoints(&choice.config, &outputs, introspection, &mut endpoints);
+    let inspector = start_endpoints(&choice, &outputs, introspection, &mut endpoints);
     loop {
         let settings = reload.settings.subscribe();
         let before = std::mem::take(&mut broken);
@@ -314,27 +314,29 @@ fn introspection(
         health: health.clone(),
         config: effective,
         flags: config.feature_gates.is_on(FeatureGate::ComponentFlagz).then(|| flags.values()),
+        ui: config.ui,
         statusz: config.feature_gates.is_on(FeatureGate::ComponentStatusz),
         debugging: config.profiling.then_some(Debugging { set_verbosity }),
     }
 }
 
-/// Answers the subcommands that ask the daemon. Returns what reads the sync loop.
-fn start_local_endpoint(
-    ModeChoice { config, launcher, .. }: &ModeChoice,
-    outputs: &Outputs,
-    introspection: Introspection,
-    tasks: &mut Tasks,
-) -> Inspector {
-    let pages = local_pages(outputs, introspection);
-    let inspector = Inspector::default();
+/// Returns what reads this node, for commands and pages.
+fn node_inspector(config: &Config, outputs: &Outputs) -> NodeInspector {
     let Outputs { metrics, status, health, .. } = outputs.clone();
     let pin_directory = config.ebpf.pin_dir.clone();
-    let node = NodeInspector { inspector: inspector.clone(), metrics, status, health, pin_directory };
-    let tracer = Tracer::new(inspector.clone(), dataplane::load_tracing(config, launcher));
+    NodeInspector { inspector: Inspector::default(), metrics, status, health, pin_directory }
+}
+
+/// Answers the subcommands that ask the daemon.
+fn start_local_endpoint(
+    ModeChoice { config, launcher, .. }: &ModeChoice,
+    node: NodeInspector,
+    pages: Router,
+    tasks: &mut Tasks,
+) {
+    let tracer = Tracer::new(node.inspector.clone(), dataplane::load_tracing(config, launcher));
     let routes = inspect::routes(node).merge(trace_routes(tracer)).nest("/v1/pages", pages);
     tasks.spawn(async move { match health::serve_local(inspect::SOCKET, routes).await {} });
-    inspector
 }
 
 /// Returns the pages of the HTTP servers for bug reports, whatever the servers serve.
@@ -345,7 +347,16 @@ fn local_pages(Outputs { metrics, status, health, .. }: &Outputs, introspection:
         .merge(health::healthz_routes(health.clone(), metrics.clone(), status.clone()))
 }
 
-fn start_endpoints(config: &Config, outputs: &Outputs, introspection: Introspection, tasks: &mut Tasks) {
+/// Starts all servers. Returns what reads the sync loop for them.
+fn start_endpoints(
+    choice: &ModeChoice,
+    outputs: &Outputs,
+    introspection: Introspection,
+    tasks: &mut Tasks,
+) -> Inspector {
+    let config = &choice.config;
+    let node = node_inspector(config, outputs);
+    start_local_endpoint(choice, node.clone(), local_pages(outputs, introspection.clone()), tasks);
     let Outputs { metrics, health, health_checks, status, events } = outputs;
     let hard_fail = config.bind_address_hard_fail;
     let mut serve = |server: &'static str, address: Option<SocketAddr>, routes: Router| {
@@ -363,7 +374,10 @@ fn start_endpoints(config: &Config, outputs: &Outputs, introspection: Introspect
         config.healthz_bind_address,
         health::healthz_routes(health.clone(), metrics.clone(), status.clone()),
     );
-    let routes = health::metrics_routes(metrics).merge(health::introspection_routes(introspection));
+    let mut routes = health::metrics_routes(metrics).merge(health::introspection_routes(introspection));
+    if config.ui {
+        routes = routes.merge(ui::routes(Pages { node: node.clone(), events: events.clone() }));
+    }
     serve("metrics", config.metrics_bind_address, routes);
     let port_failures =
         PortFailureEvents { events: events.clone(), node_name: config.model.node_name.clone() };
@@ -372,4 +386,5 @@ fn start_endpoints(config: &Config, outputs: &Outputs, introspection: Introspect
         answering.await;
         Ok(())
     });
+    node.inspector
 }

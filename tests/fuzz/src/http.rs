@@ -1,6 +1,6 @@
 //! Requests to the health server and to the metrics server, as they come on a connection.
 
-use std::{cell::OnceCell, sync::Arc, time::Duration};
+use std::{cell::OnceCell, path::PathBuf, sync::Arc, time::Duration};
 
 use axum::Router;
 use proxy_userspace::{
@@ -8,7 +8,11 @@ use proxy_userspace::{
         Debugging, Introspection, ProxyHealth, Status, answer_bytes, healthz_routes, introspection_routes,
         metrics_routes,
     },
+    inspect::NodeInspector,
     metrics::Metrics,
+    node::NodeEvents,
+    sync::Inspector,
+    ui::{self, Pages},
 };
 use tokio::{
     runtime::{Builder, Runtime},
@@ -40,8 +44,22 @@ fn start() -> (Runtime, [Router; 2]) {
         config,
         flags: Some([("v", "2".to_owned())].into()),
         statusz: true,
+        ui: true,
         debugging: Some(Debugging { set_verbosity: Arc::new(|_| {}) }),
     };
-    let of_metrics = metrics_routes(&metrics).merge(introspection_routes(introspection));
+    let pages = pages(&metrics, &status, &health);
+    let of_metrics = metrics_routes(&metrics).merge(introspection_routes(introspection)).merge(pages);
     (runtime.expect("a runtime"), [healthz_routes(health, metrics, status), of_metrics])
+}
+
+/// Returns the pages of a process whose sync loop does not run.
+fn pages(metrics: &Metrics, status: &Status, health: &ProxyHealth) -> Router {
+    let node = NodeInspector {
+        inspector: Inspector::default(),
+        metrics: metrics.clone(),
+        status: status.clone(),
+        health: health.clone(),
+        pin_directory: PathBuf::new(),
+    };
+    ui::routes(Pages { node, events: NodeEvents::default() })
 }

@@ -167,8 +167,9 @@ fn setup_step() -> Result<Outcome> {
     let started = run::now();
     setup::ensure()?;
     // Here, because two guests that start together must not both do it. An error appears in the
-    // guests' steps.
+    // guests' steps, and that of the browser in its scenario.
     drop(setup::ensure_vm());
+    drop(setup::ensure_tests());
     Ok(Outcome { step: "setup", ok: true, took: started.elapsed(), ..Outcome::default() })
 }
 
@@ -258,8 +259,8 @@ fn packets() -> Result<Vec<Step>> {
         ("conformance API nftables", steps::conformance(&with_api("nftables"))),
         ("conformance API iptables", steps::conformance(&with_api("iptables"))),
         ("daemon", world_program("daemon", "ebpf")),
-        ("daemon nftables", daemon("nftables", "monitoring,repairs,shutdown")),
-        ("daemon iptables", daemon("iptables", "repairs,shutdown")),
+        ("daemon nftables", daemon("nftables", "monitoring,repairs,shutdown,top,ui")),
+        ("daemon iptables", daemon("iptables", "repairs,shutdown,top")),
         ("restarts nftables", world_program("restarts", "nftables")),
         ("churn nftables", world_program("churn", "nftables").args(["--connections", "20000"])),
         ("restarts iptables", world_program("restarts", "iptables")),

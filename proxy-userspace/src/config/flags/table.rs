@@ -175,6 +175,8 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
         .help("Exit if an address to listen on is in use, instead of trying again"),
     always(OBSERVE, "service-metrics", "shunt.serviceMetrics.enabled", SWITCH)
         .help("Count connections and bytes for each Service, in the modes ebpf and ipvs; in the ebpf mode also refusals and drops"),
+    always(OBSERVE, "ui", "shunt.ui", SWITCH)
+        .help("Answer /ui/ at the metrics address: pages about this node, its Services and their endpoints, for browsers"),
     flag(OBSERVE, "profiling", "enableProfiling", SWITCH)
         .help("Answer profiling requests at the metrics address"),
     flag(OBSERVE, "healthz-port", "healthzBindAddress", "PORT").sets(Target::PortOf("healthz-bind-address"))

@@ -95,6 +95,7 @@ fn resolve(mut settings: Settings, environment: &Environment, auto: Mode) -> Res
         metrics_bind_address,
         bind_address_hard_fail: settings.is_true("bindAddressHardFail"),
         profiling: settings.is_true("enableProfiling"),
+        ui: settings.is_true("shunt.ui"),
         feature_gates,
         sync_period,
         min_sync_period,

@@ -3,6 +3,7 @@
 
 mod auto;
 mod bpffs;
+mod browser;
 mod bundle;
 mod doctor;
 mod give_back;
@@ -17,6 +18,7 @@ mod test_node;
 mod top;
 mod trace;
 mod tracing;
+mod ui;
 mod verbs;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -39,6 +41,9 @@ struct Arguments {
     /// Run no scenario, but load for some minutes, and write what the dashboards show to this file.
     #[arg(long, value_name = "FILE", conflicts_with = "only")]
     record: Option<PathBuf>,
+    /// Run no scenario, but take the pictures of the pages for the documents into this directory.
+    #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["only", "record"])]
+    pictures: Option<PathBuf>,
     /// Only these scenarios.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     only: Vec<String>,
@@ -76,6 +81,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("connections", lists::connections_and_flows_are_selected),
     ("drift", lists::drift_is_named),
     ("top", top::top_shows_what_happens_and_gives_the_terminal_back),
+    ("ui", ui::pages_work_in_a_browser_with_and_without_scripts),
     ("monitoring", monitoring::queries_have_data_and_alerts_react),
     ("bundle", bundle::a_bug_report_has_everything_but_secrets),
     ("doctor", doctor::doctor_finds_each_fault_and_none_on_a_healthy_node),
@@ -97,6 +103,9 @@ fn run(arguments: Arguments) -> Result<bool> {
     let setup = Setup { shunt, mode: arguments.mode };
     if let Some(file) = arguments.record {
         return monitoring::record(&setup, &file).map(|()| true);
+    }
+    if let Some(directory) = arguments.pictures {
+        return ui::take_pictures(&setup, &directory).map(|()| true);
     }
     let scenarios = scenarios::select(SCENARIOS, &arguments.only)?;
     Ok(scenarios::run_all(scenarios, |scenario: Scenario| scenario(&setup)))

@@ -19,7 +19,7 @@ use xtask::{search, workspace};
 use self::apt::Packages;
 pub(crate) use self::apt::{depends, unpack_all};
 pub(crate) use self::tools::KEYRING;
-use self::tools::{COMPONENTS, FUZZ_TOOLS, QEMU, TOOLS, Tool, VM_TOOLS};
+use self::tools::{COMPONENTS, FUZZ_TOOLS, QEMU, TEST_TOOLS, TOOLS, Tool, VM_TOOLS};
 use super::progress::Progress;
 
 const DOWNLOAD: Duration = Duration::from_mins(10);
@@ -92,7 +92,16 @@ pub(crate) fn ensure_vm() -> Result<()> {
 
 /// Sets up fuzzing with coverage, which few people need.
 pub(crate) fn ensure_fuzz() -> Result<()> {
-    let tools = FUZZ_TOOLS.iter().filter(|tool| tool.find().is_none()).collect();
+    install_tools(&FUZZ_TOOLS)
+}
+
+/// Sets up what only `cargo xtask test` runs.
+pub(crate) fn ensure_tests() -> Result<()> {
+    install_tools(&TEST_TOOLS)
+}
+
+fn install_tools(tools: &'static [Tool]) -> Result<()> {
+    let tools = tools.iter().filter(|tool| tool.find().is_none()).collect();
     install_packages(&Needs { tools, ..Needs::default() })
 }
 
@@ -151,7 +160,7 @@ fn install_packages(needs: &Needs) -> Result<()> {
 }
 
 fn apt_knows() -> Result<Packages> {
-    let others = [packages::of_tools(&VM_TOOLS), packages::of_tools(&FUZZ_TOOLS)].concat();
+    let others = [&VM_TOOLS[..], &FUZZ_TOOLS, &TEST_TOOLS].map(packages::of_tools).concat();
     let names = [packages::all(&TOOLS), others].concat();
     apt::policy(names.iter().map(String::as_str))
 }

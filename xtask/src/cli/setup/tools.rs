@@ -77,6 +77,10 @@ pub(crate) const VM_TOOLS: [Tool; 10] = [
 pub(crate) const FUZZ_TOOLS: [Tool; 1] =
     [tool("c++", "fuzz targets contain libFuzzer, which is C++", "--version", &[&["g++"]])];
 
+/// The tools that only `cargo xtask test` runs.
+pub(crate) const TEST_TOOLS: [Tool; 1] =
+    [tool("chromium", "a test opens shunt's pages in it", "--version", &[&["chromium"]])];
+
 const fn tool(
     name: &'static str,
     why: &'static str,
@@ -123,7 +127,7 @@ mod tests {
 
     #[test]
     fn every_tool_has_a_package() {
-        let mut tools = TOOLS.iter().chain(&VM_TOOLS).chain(&FUZZ_TOOLS);
+        let mut tools = TOOLS.iter().chain(&VM_TOOLS).chain(&FUZZ_TOOLS).chain(&TEST_TOOLS);
         assert!(tools.all(|tool| tool.packages.iter().any(|list| !list.is_empty())));
     }
 
