@@ -23,7 +23,7 @@ const OTHERS: [&str; 6] =
     ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "deploy/README.md", "tests/README.md"];
 
 /// The figures of the benchmark with their curves, and pictures.
-const PICTURES: [&str; 2] = ["docs/curves", "docs/dashboards"];
+const PICTURES: [&str; 3] = ["docs/curves", "docs/dashboards", "docs/images"];
 
 /// A page: its path in the repository, and its text.
 struct Page {
