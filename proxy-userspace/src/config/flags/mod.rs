@@ -219,7 +219,13 @@ pub(super) fn command() -> Command {
             .short('V')
             .action(ArgAction::Version)
             .help("Print the version, and exit"),
-        Arg::new("help").long("help").short('h').action(ArgAction::Help).help("Print this help, and exit"),
+        Arg::new("help")
+            .long("help")
+            .short('h')
+            .action(ArgAction::Help)
+            // Also of subcommands.
+            .global(true)
+            .help("Print this help, and exit"),
     ];
     once.into_iter().fold(command, |command, arg| command.arg(arg.help_heading(ONCE)))
 }

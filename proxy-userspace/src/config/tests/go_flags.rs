@@ -79,6 +79,16 @@ fn init_only_and_cleanup_accept_all_boolean_words_of_go() {
 }
 
 #[test]
+fn each_subcommand_has_a_help() {
+    for subcommand in crate::config::flags::command().get_subcommands() {
+        for help in ["--help", "-h"] {
+            let printed = Flags::parse(["shunt", subcommand.get_name(), help]).expect_err("it is no error");
+            assert_eq!(printed.kind(), ErrorKind::DisplayHelp, "{}", subcommand.get_name());
+        }
+    }
+}
+
+#[test]
 fn version_and_help_accept_a_value() {
     for (name, kind) in [("version", ErrorKind::DisplayVersion), ("help", ErrorKind::DisplayHelp)] {
         for word in TRUE {
