@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     gather::{Filter, port_name},
+    kernel_rows::AffinityRow,
     namespaces::Namespaces,
-    rows::AffinityRow,
 };
 use crate::{
     dataplane::{AffinityClient, AffinityKeeper, AffinityPort, KnownAffinity, Mode, known_affinity},

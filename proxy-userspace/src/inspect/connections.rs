@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, path::Path};
 
 use super::{
     flows::{FlowFilter, owner_of},
+    kernel_rows::ConnectionRow,
     namespaces::Namespaces,
-    rows::ConnectionRow,
 };
 use crate::{
     dataplane::{KnownConnection, known_connections},

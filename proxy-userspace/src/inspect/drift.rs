@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    gather::port_name,
-    rows::{DriftRow, NamedPort},
-};
+use super::{gather::port_name, kernel_rows::DriftRow, rows::NamedPort};
 use crate::{
     causes::with_causes,
     dataplane::Held,
@@ -38,7 +35,7 @@ pub(super) struct Drift {
 impl Drift {
     /// Reads the kernel, on a thread of its own.
     pub(super) async fn read(inspector: &Inspector) -> Result<Self, DriftError> {
-        let found = inspector.read(|inspected| inspected.held_reader()).await?;
+        let found = inspector.read(|inspected| Some((inspected.now(), inspected.held_reader()?))).await?;
         let (since, reader) = found.ok_or(DriftError::Unknown)?;
         let read = tokio::task::spawn_blocking(reader).await;
         let held = read.map_err(|error| DriftError::Unread(error.to_string()))?;

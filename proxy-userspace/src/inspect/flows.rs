@@ -10,7 +10,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use super::{gather::Filter, rows::FlowRow};
+use super::{gather::Filter, kernel_rows::FlowRow};
 use crate::{
     dataplane::{KnownFlow, Translator, for_each_flow},
     kernel::KernelError,
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_time_that_is_not_known_is_within_no_limits() {
-        let time = Some(Duration::from_secs(60));
+        let time = Some(Duration::from_mins(1));
         for (time, min, max, expected) in [
             (time, None, None, true),
             (time, Some(60), Some(60), true),

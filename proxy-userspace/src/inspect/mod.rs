@@ -15,6 +15,7 @@ mod connections;
 mod drift;
 mod flows;
 mod gather;
+mod kernel_rows;
 mod load;
 mod namespaces;
 mod output;
@@ -28,12 +29,10 @@ pub use self::{
     client::{Client, ClientError, ExplainRequest, Lines},
     flows::FlowFilter,
     gather::Filter,
+    kernel_rows::{AffinityRow, ConnectionRow, DriftRow, FlowRow},
     load::{CountedPort, EndpointFlows, ServiceName},
     output::{InvalidOutput, Output, print, print_one, table},
-    rows::{
-        AffinityRow, ConnectionRow, Counts, DriftRow, EndpointRow, ExemptRow, FlowRow, LeftOutRow, LinkRow,
-        NamedPort, Row, ServiceRow,
-    },
+    rows::{Counts, EndpointRow, ExemptRow, LeftOutRow, LinkRow, NamedPort, Row, ServiceRow},
     server::{ClientKind, NodeInspector, routes},
 };
 

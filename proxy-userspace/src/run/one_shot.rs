@@ -110,14 +110,14 @@ pub(crate) fn probe(output: ProbeOutput) -> ExitCode {
 /// Reports what is wrong on this node.
 pub(crate) fn doctor(arguments: &DoctorArguments) -> ExitCode {
     let Outcome { report, bundle } = doctor::run(arguments, &Launcher::default());
-    match bundle {
-        Some(Err(error)) => {
+    match (bundle, &arguments.bundle) {
+        (Some(Err(error)), _) => {
             eprintln!("shunt: {}", with_causes(&error));
             return ExitCode::from(doctor::CANNOT_REPORT);
         }
         // On standard error: the report goes to standard output, which a program may read.
-        Some(Ok(files)) => print_bundle(arguments.bundle.as_deref(), &files),
-        None => {}
+        (Some(Ok(files)), Some(path)) => print_bundle(path, &files),
+        _ => {}
     }
     let printed = print_one(&arguments.output, "DoctorReport", &report, &mut stdout().lock());
     match printed {
@@ -129,14 +129,12 @@ pub(crate) fn doctor(arguments: &DoctorArguments) -> ExitCode {
     }
 }
 
-fn print_bundle(path: Option<&Path>, files: &[BundledFile]) {
+fn print_bundle(path: &Path, files: &[BundledFile]) {
     for BundledFile { name, bytes } in files {
         eprintln!("{bytes:>9}  {name}");
     }
-    let path = path.map(Path::display).into_iter();
-    path.for_each(|path| {
-        eprintln!("Wrote {path}. Look at it before you give it to others: see README.txt in it.\n")
-    });
+    let path = path.display();
+    eprintln!("Wrote {path}. Look at it before you give it to others: see README.txt in it.\n");
 }
 
 /// `completion` and `man`.

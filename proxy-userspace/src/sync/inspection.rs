@@ -53,10 +53,15 @@ impl Inspected<'_> {
         self.renderer.map_fill()
     }
 
-    /// Returns the time, and what reads the kernel to compare it. `None` if it is not known what the
-    /// kernel should hold.
-    pub fn held_reader(&self) -> Option<(UnixNanos, HeldReader)> {
-        self.renderer.held_reader().map(|reader| (now(), reader))
+    /// Returns the time, on the clock of [`Self::programmed`].
+    pub fn now(&self) -> UnixNanos {
+        now()
+    }
+
+    /// Returns what reads the kernel to compare it. `None` if it is not known what the kernel should
+    /// hold.
+    pub fn held_reader(&self) -> Option<HeldReader> {
+        self.renderer.held_reader()
     }
 
     /// Returns how the kernel differs from what was written for a service port; with `None`, for

@@ -54,6 +54,7 @@ fn service(name: &str) -> ServiceRow {
         counts: None,
         programmed: None,
         left_out: None,
+        drift: None,
     }
 }
 

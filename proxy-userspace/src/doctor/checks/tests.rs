@@ -80,10 +80,10 @@ fn report_of(facts: &mut Facts) -> &mut NodeReport {
     }
 }
 
-fn rules(lines: &str, table: &str) -> Option<Evidence> {
+fn rules(lines: &str, table: &str) -> Evidence {
     let saved = format!("*{table}\n{lines}\nCOMMIT\n");
     let tables = save::parse(&saved, Source::IptablesNft, Family::Ip);
-    Some(Evidence { tables, ..Evidence::default() })
+    Evidence { tables, ..Evidence::default() }
 }
 
 fn lack(feature: crate::kernel::probe::Feature) -> Lack {
@@ -183,19 +183,21 @@ const OF_THE_NODE: &[(&Kind, Fault, &str)] = &[
     ),
     (
         &catalog::FORWARD_DROPPED,
-        |facts| facts.evidence = rules(":FORWARD DROP [0:0]", "filter"),
+        |facts| facts.evidence = Some(rules(":FORWARD DROP [0:0]", "filter")),
         "iptables-nft filter FORWARD has the policy drop, and no rule",
     ),
     (
         &catalog::FORWARD_FILTERED,
-        |facts| facts.evidence = rules(":FORWARD DROP [0:0]\n-A FORWARD -i cni0 -j ACCEPT", "filter"),
+        |facts| facts.evidence = Some(rules(":FORWARD DROP [0:0]\n-A FORWARD -i cni0 -j ACCEPT", "filter")),
         "after rules that accept some connections",
     ),
     (
         &catalog::NODE_PORTS_DROPPED,
         |facts| {
-            facts.evidence =
-                rules(":PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -m tcp --dport 30080 -j DROP", "raw");
+            facts.evidence = Some(rules(
+                ":PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -m tcp --dport 30080 -j DROP",
+                "raw",
+            ));
         },
         "iptables-nft raw PREROUTING",
     ),
@@ -215,7 +217,8 @@ const WITHOUT_DAEMON: &[(&Kind, Fault, &str)] = &[
     (
         &catalog::NETFILTER_ON_LINKS,
         |facts| {
-            facts.evidence = rules(":PREROUTING ACCEPT [0:0]\n-A PREROUTING -d 10.96.0.1/32 -j DROP", "raw")
+            facts.evidence =
+                Some(rules(":PREROUTING ACCEPT [0:0]\n-A PREROUTING -d 10.96.0.1/32 -j DROP", "raw"));
         },
         "iptables-nft raw PREROUTING",
     ),
