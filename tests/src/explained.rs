@@ -3,8 +3,7 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use proxy_userspace::{
-    explain::{Explanation, Source as Seen, Verdict},
-    inspect::{ClientKind, ExplainRequest},
+    explain::{ClientKind, ClientName, Explanation, NamedQuestion, Source as Seen, Verdict},
     model,
 };
 
@@ -35,7 +34,7 @@ const NOT_COMPARED: &[(&str, &str)] = &[
 
 /// Returns the request for a flow of a case. `None` if it opens no connection, or if its case is not
 /// compared.
-pub fn request(case: &Case, flow: &Flow) -> Option<ExplainRequest> {
+pub fn request(case: &Case, flow: &Flow) -> Option<NamedQuestion> {
     let Action::Connect(ConnectRequest { to, protocol, sources, .. }) = &flow.action else { return None };
     if NOT_COMPARED.iter().any(|(name, _)| *name == case.name) {
         return None;
@@ -43,8 +42,8 @@ pub fn request(case: &Case, flow: &Flow) -> Option<ExplainRequest> {
     let own = || flow.from.addresses().into_iter().map(|own| own.addr());
     let address = sources.first().copied().or_else(|| own().find(|own| own.is_ipv4() == to.is_ipv4()));
     let from = match (flow.from, address) {
-        (Host::Node1, _) | (_, None) => "node".to_owned(),
-        (_, Some(address)) => address.to_string(),
+        (Host::Node1, _) | (_, None) => ClientName::Node,
+        (_, Some(address)) => ClientName::Address(address),
     };
     let protocol = match protocol {
         Protocol::Tcp => model::Protocol::Tcp,
@@ -52,7 +51,7 @@ pub fn request(case: &Case, flow: &Flow) -> Option<ExplainRequest> {
         Protocol::Sctp => model::Protocol::Sctp,
     };
     let outside_cgroup = case.outside_cgroup.contains(&flow.from);
-    Some(ExplainRequest { from, client: ClientKind::Auto, to: *to, protocol, outside_cgroup })
+    Some(NamedQuestion { from, client: ClientKind::Auto, to: (*to, protocol).into(), outside_cgroup })
 }
 
 /// Compares. The error says how they differ.

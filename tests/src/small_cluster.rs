@@ -73,5 +73,8 @@ fn endpoint(host: Host, is_v6: bool) -> String {
     let address = addresses.iter().map(ipnet::IpNet::addr).find(|address| address.is_ipv6() == is_v6);
     let address = address.map(|address| address.to_string()).unwrap_or_default();
     let node = host.node().unwrap_or(host);
-    format!("{{addresses: ['{address}'], nodeName: {node}, conditions: {{ready: true}}}}")
+    format!(
+        "{{addresses: ['{address}'], nodeName: {node}, conditions: {{ready: true}}, \
+         targetRef: {{kind: Pod, name: {host}}}}}"
+    )
 }

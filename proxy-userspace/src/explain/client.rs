@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Client, Location};
+use super::{Client, KnownClient, Location};
 use crate::model::{LocalTrafficDetector, Model, NodeView};
 
 /// A client with its place.
@@ -31,10 +31,10 @@ impl Whereabouts {
 }
 
 /// Finds a client's place. The question may name it.
-pub(super) fn locate(model: &Model, client: Client) -> Whereabouts {
+pub(super) fn locate(model: &Model, client: &Client) -> Whereabouts {
     let found =
         |location, address, reason: &str| Whereabouts { location, address, reason: reason.to_owned() };
-    match client {
+    match *client {
         Client::Node => found(Location::Node, None, "a process of this node"),
         Client::Pod(address) => found(Location::Pod, Some(address), "the question says so"),
         Client::Outside(address) => found(Location::Outside, Some(address), "the question says so"),
@@ -43,6 +43,7 @@ pub(super) fn locate(model: &Model, client: Client) -> Whereabouts {
             let address = (location != Location::Node).then(|| address.to_canonical());
             Whereabouts { location, address, reason }
         }
+        Client::Known(KnownClient { location, address, ref reason, .. }) => found(location, address, reason),
     }
 }
 

@@ -8,9 +8,17 @@ mod client;
 mod destination;
 mod endpoints;
 mod hook;
+mod kernel;
+mod names;
+mod resolve;
 mod text;
 
-pub use self::endpoints::why_not_in_list;
+pub use self::{
+    endpoints::why_not_in_list,
+    kernel::{AffinityState, Check, Decision},
+    names::{ClientName, DEFAULT_NAMESPACE, DestinationName, HostName, ObjectName, PortName},
+    resolve::{ClientKind, NamedQuestion, Unresolved},
+};
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -40,7 +48,7 @@ pub struct Question {
 }
 
 /// Who sends it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Client {
     /// A process of this node, which is no pod with an address of its own.
     Node,
@@ -50,6 +58,21 @@ pub enum Client {
     Pod(IpAddr),
     /// Somebody outside this node with this address.
     Outside(IpAddr),
+    /// A client whose place is known.
+    Known(KnownClient),
+}
+
+/// A client whose place is known, because somebody knows its pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownClient {
+    /// Where it is.
+    pub location: Location,
+    /// Its address. `None` for the node itself.
+    pub address: Option<IpAddr>,
+    /// The pod.
+    pub pod: Option<PodOf>,
+    /// How this is known.
+    pub reason: String,
 }
 
 /// What the explanation is about: this node, as the daemon knows it.
@@ -128,6 +151,9 @@ pub struct Explanation {
     pub destination: SocketAddr,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
+    /// The mode that runs.
+    #[serde(default)]
+    pub mode: String,
     /// What sees it.
     pub hook: Hook,
     /// Why this hook.
@@ -142,12 +168,21 @@ pub struct Explanation {
     pub endpoints: Vec<EndpointChoice>,
     /// The timeout of `ClientIP` affinity in seconds.
     pub affinity_seconds: Option<NonZeroU32>,
+    /// The affinity of the client. `None` without affinity, or if no kernel was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub affinity: Option<AffinityState>,
     /// Whether the node gives its own address to the connection.
     pub masquerade: Option<Masquerade>,
     /// What happens.
     pub verdict: Verdict,
     /// Why.
     pub reason: String,
+    /// The netfilter rules of others that may drop or translate it. `None` if they were not read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub others: Option<Vec<String>>,
+    /// What the kernel says (`--check`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub check: Option<Check>,
 }
 
 /// A pod. Known are those that are endpoints of a Service.
@@ -234,16 +269,17 @@ pub struct EndpointChoice {
 
 /// Explains a connection.
 pub fn explain(situation: Situation<'_>, question: &Question) -> Explanation {
-    let whereabouts = client::locate(situation.model, question.client);
+    let whereabouts = client::locate(situation.model, &question.client);
     let seen = hook::find(situation, &whereabouts, question);
     let family = IpFamily::of(question.destination.ip());
     let mut answer = Explanation {
         client: whereabouts.address,
-        client_pod: whereabouts.address.and_then(|address| pod_at(situation.model, address)),
+        client_pod: pod_of(situation.model, &question.client, &whereabouts),
         location: whereabouts.location,
         location_reason: whereabouts.reason.clone(),
         destination: question.destination,
         protocol: question.protocol.name().to_owned(),
+        mode: situation.mode.name().to_owned(),
         hook: seen.hook,
         hook_reason: seen.reason.clone(),
         service: None,
@@ -251,9 +287,12 @@ pub fn explain(situation: Situation<'_>, question: &Question) -> Explanation {
         policy: None,
         endpoints: Vec::new(),
         affinity_seconds: None,
+        affinity: None,
         masquerade: None,
         verdict: Verdict::Pass,
         reason: String::new(),
+        others: None,
+        check: None,
     };
     match destination::find(situation, &whereabouts, &seen, question) {
         Err(miss) => {
@@ -275,8 +314,11 @@ pub fn explain(situation: Situation<'_>, question: &Question) -> Explanation {
     answer
 }
 
-fn pod_at(model: &Model, address: IpAddr) -> Option<PodOf> {
-    model.pods_at(&[address].into()).into_values().next().map(PodOf::from)
+fn pod_of(model: &Model, client: &Client, whereabouts: &client::Whereabouts) -> Option<PodOf> {
+    match client {
+        Client::Known(known) => known.pod.clone(),
+        _ => model.pods_at(&[whereabouts.address?].into()).into_values().next().map(PodOf::from),
+    }
 }
 
 fn service_of(Owner { key, kind, .. }: Owner<'_>) -> ServiceOf {

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::model::{
-    Delta, EndpointSlice, ModelSettings, Node, Service, ServiceType, TrafficPolicy, WatchEvent,
+    Delta, EndpointSlice, ModelSettings, Node, PodPlace, Service, ServicePort, ServiceType, SessionAffinity,
+    TrafficPolicy, WatchEvent,
     testing::{cidrs, endpoint, facts, ip, node, port_number, service, settings, slice},
 };
 
@@ -129,4 +130,119 @@ fn text_says_each_step() {
     let model = model(|_| ());
     let explained = ask(&model, Mode::Ebpf, Client::Address(ip(OUTSIDE)), "192.0.2.11:30080");
     insta::assert_snapshot!(explained);
+}
+
+/// Asks with names.
+fn named(model: &Model, from: &str, to: &str, pod: Option<&PodPlace>) -> Result<Explanation, String> {
+    let question = NamedQuestion {
+        from: from.parse().expect(from),
+        client: ClientKind::Auto,
+        to: to.parse().expect(to),
+        outside_cgroup: false,
+    };
+    let question = question.resolve(model, pod).map_err(|error| error.to_string())?;
+    Ok(explain(Situation { model, mode: Mode::Ebpf, backstop: None }, &question))
+}
+
+#[test]
+fn services_and_pods_are_found_by_their_names() {
+    let model = model(|web| {
+        web.ports[0].name = "http".into();
+        web.ports.push(ServicePort { name: "dns".into(), protocol: Protocol::Udp, ..web.ports[0].clone() });
+        web.ports[1].port = port_number(53);
+        web.ports[1].node_port = None;
+    });
+    for (to, expected) in [
+        ("shop/web:http", Ok("10.96.0.1:80 TCP")),
+        ("web.shop:80", Ok("10.96.0.1:80 TCP")),
+        ("web.shop.svc.cluster.local:dns", Ok("10.96.0.1:53 UDP")),
+        ("shop/web:53", Ok("10.96.0.1:53 UDP")),
+        ("shop/web", Err("shop/web stands for several ports: name one of 53/udp (dns), 80/tcp (http)")),
+        ("shop/web:81", Err("shop/web:81 has no such port: it has 53/udp (dns), 80/tcp (http)")),
+        ("10.96.0.1", Err("10.96.0.1 stands for several ports")),
+        ("shop/db:80", Err("this node serves no Service shop/db with a cluster IP")),
+        ("10.96.0.2", Err("no Service has the address 10.96.0.2: name a port")),
+    ] {
+        let explained = named(&model, "shop/web-abc", to, None);
+        let explained =
+            explained.map(|explained| format!("{} {}", explained.destination, explained.protocol));
+        match expected {
+            Ok(expected) => assert_eq!(explained.as_deref(), Ok(expected), "{to}"),
+            Err(part) => assert!(explained.expect_err(to).contains(part), "{to}"),
+        }
+    }
+    let explained = named(&model, "shop/web-def", "shop/web:http", None).expect("an endpoint");
+    assert_eq!((explained.client, explained.location), (Some(ip("10.244.2.9")), Location::Outside));
+    assert!(explained.location_reason.contains("the pod runs on n2, which decides"), "{explained}");
+    let unknown = named(&model, "shop/job-1", "shop/web:http", None).expect_err("no endpoint");
+    assert!(unknown.contains("no endpoint of a Service is the pod shop/job-1"), "{unknown}");
+}
+
+#[test]
+fn a_pod_that_others_know_is_where_they_say() {
+    let model = model(|_| ());
+    let pod = |node: &str, host_network| PodPlace {
+        name: NamespacedName::new("shop", "job-1"),
+        addresses: vec![ip("10.244.1.77")],
+        node_name: Some(node.to_owned()),
+        host_network,
+    };
+    let at = |pod: &PodPlace| {
+        let explained = named(&model, "shop/job-1", "shop/web", Some(pod)).expect("a pod");
+        assert_eq!(explained.client_pod.map(|pod| pod.name).as_deref(), Some("job-1"));
+        (explained.location, explained.client)
+    };
+    assert_eq!(at(&pod("n1", false)), (Location::Pod, Some(ip("10.244.1.77"))));
+    assert_eq!(at(&pod("n1", true)), (Location::Node, None));
+    assert_eq!(at(&pod("n2", true)), (Location::Outside, Some(ip("10.244.1.77"))));
+    let six = PodPlace { addresses: vec![ip("fd00::1")], ..pod("n1", false) };
+    let error = named(&model, "shop/job-1", "shop/web", Some(&six)).expect_err("another family");
+    assert!(error.contains("the pod shop/job-1 has no IPv4 address for 10.96.0.1"), "{error}");
+}
+
+#[test]
+fn the_holder_of_affinity_decides_if_the_client_may_get_it() {
+    let model = model(|web| {
+        web.session_affinity =
+            SessionAffinity::ClientIp { timeout_seconds: 300.try_into().expect("not zero") };
+    });
+    let with = |state: AffinityState| {
+        let mut explained = ask(&model, Mode::Ebpf, Client::Address(ip(OUTSIDE)), "192.0.2.11:30080");
+        explained.set_affinity(state);
+        explained
+    };
+    let holds = |endpoint: &str| AffinityState::Holds {
+        endpoint: endpoint.parse().expect(endpoint),
+        remaining_seconds: Some(42),
+    };
+    let local = with(holds("10.244.1.8:8080"));
+    assert_eq!(local.reason, "the endpoint 10.244.1.8:8080, which holds the client's affinity");
+    let text = "ClientIP, 300 s: the client holds 10.244.1.8:8080, for 42 s if it does not connect again";
+    assert!(local.to_string().contains(text), "{local}");
+    // Policy Local leaves it out.
+    assert_eq!(with(holds("10.244.2.9:8080")).reason, "one of 1 endpoints");
+    assert!(with(AffinityState::HoldsNone).to_string().contains("the client holds no endpoint yet"));
+    let unknown = with(AffinityState::Unknown("no such file".to_owned()));
+    assert!(unknown.to_string().contains("who holds it is not known: no such file"), "{unknown}");
+}
+
+#[test]
+fn another_decision_of_the_kernel_is_a_difference() {
+    let model = model(|_| ());
+    let mut explained = ask(&model, Mode::Ebpf, Client::Address(ip(OUTSIDE)), "192.0.2.11:30080");
+    for (verdict, destination, difference) in [
+        (Verdict::Translate, "10.244.1.8:8080", None),
+        (Verdict::Translate, "10.244.2.9:8080", Some("the link program translates it to 10.244.2.9:8080")),
+        (Verdict::Pass, "192.0.2.11:30080", Some("the link program passes it unchanged")),
+        (Verdict::Refuse, "192.0.2.11:30080", Some("the link program refuses it")),
+        (Verdict::Drop, "192.0.2.11:30080", Some("the link program drops it")),
+    ] {
+        let destination = destination.parse().expect(destination);
+        let mut check = Check::default();
+        explained.compare(Decision { verdict, destination }, &mut check);
+        assert_eq!(check.differences.first().map(String::as_str), difference);
+        assert_eq!(check.compared.len(), usize::from(difference.is_none()));
+        explained.check = Some(check);
+    }
+    assert!(explained.to_string().contains("Check          ! the link program drops it"), "{explained}");
 }

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::{
-    EndpointChoice, Explanation, Hook, Location, Masquerade, Policy, ServiceOf, Source, SourceRanges, Verdict,
+    AffinityState, Check, EndpointChoice, Explanation, Hook, Location, Masquerade, Policy, ServiceOf, Source,
+    SourceRanges, Verdict,
 };
 
 impl fmt::Display for Explanation {
@@ -24,13 +25,31 @@ impl Explanation {
         lines.extend(self.source_ranges.as_ref().map(|ranges| ("Source ranges", ranges.text())));
         let policy = |policy: &Policy| format!("{} {}: {}", policy.field, policy.value, policy.effect);
         lines.extend(self.policy.as_ref().map(|applied| ("Policy", policy(applied))));
-        let affinity = |seconds| format!("ClientIP, {seconds} s: the client keeps its endpoint");
+        let affinity = |seconds| format!("ClientIP, {seconds} s: {}", self.affinity_text());
         lines.extend(self.affinity_seconds.map(|seconds| ("Affinity", affinity(seconds))));
         lines.extend(self.masquerade.as_ref().map(|masquerade| ("Masquerade", masquerade.text())));
         let names = std::iter::once("Endpoints").chain(std::iter::repeat(""));
         lines.extend(names.zip(self.endpoints.iter().map(EndpointChoice::text)));
         lines.push(("Verdict", format!("{}: {}", verdict(self.verdict), self.reason)));
+        let names = std::iter::once("Others").chain(std::iter::repeat(""));
+        lines.extend(names.zip(self.others.iter().flat_map(|others| or_none(others))));
+        let names = std::iter::once("Check").chain(std::iter::repeat(""));
+        lines.extend(names.zip(self.check.iter().flat_map(Check::lines)));
         lines
+    }
+
+    fn affinity_text(&self) -> String {
+        match &self.affinity {
+            None => "the client keeps its endpoint".to_owned(),
+            Some(AffinityState::Holds { endpoint, remaining_seconds: Some(seconds) }) => {
+                format!("the client holds {endpoint}, for {seconds} s if it does not connect again")
+            }
+            Some(AffinityState::Holds { endpoint, remaining_seconds: None }) => {
+                format!("the client holds {endpoint}")
+            }
+            Some(AffinityState::HoldsNone) => "the client holds no endpoint yet".to_owned(),
+            Some(AffinityState::Unknown(why)) => format!("who holds it is not known: {why}"),
+        }
     }
 
     fn client_text(&self) -> String {
@@ -43,6 +62,22 @@ impl Explanation {
         let pod = self.client_pod.as_ref();
         let pod = pod.map(|pod| format!("{}/{}, ", pod.namespace, pod.name)).unwrap_or_default();
         format!("{address}{pod}{location} ({})", self.location_reason)
+    }
+}
+
+/// Returns the rules of others, or that none was found.
+fn or_none(others: &[String]) -> Vec<String> {
+    if others.is_empty() {
+        vec!["no rule of others was found that may drop or translate it".to_owned()]
+    } else {
+        others.to_vec()
+    }
+}
+
+impl Check {
+    fn lines(&self) -> Vec<String> {
+        let same = self.compared.iter().map(|what| format!("= {what}"));
+        same.chain(self.differences.iter().map(|what| format!("! {what}"))).collect()
     }
 }
 

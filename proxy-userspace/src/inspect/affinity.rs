@@ -36,12 +36,6 @@ pub(super) struct Wanted {
 
 /// Returns the service ports with affinity, and what keeps it. `None` while no mode runs.
 pub(super) fn wanted(inspected: &Inspected<'_>, filter: &AffinityFilter, pins: &Path) -> Option<Wanted> {
-    let keeper = |mode| match mode {
-        Mode::Ebpf => AffinityKeeper::Programs(pins.to_owned()),
-        Mode::Nftables => AffinityKeeper::Nftables,
-        Mode::Iptables => AffinityKeeper::Iptables,
-        Mode::Ipvs => AffinityKeeper::Ipvs,
-    };
     let modes = [inspected.mode?].into_iter().chain(inspected.backstop.as_ref().map(|status| status.mode));
     let of = Filter { namespace: filter.namespace.clone(), name: filter.name.clone(), drift: false };
     let ports = inspected.model.snapshot().ports.iter();
@@ -50,7 +44,23 @@ pub(super) fn wanted(inspected: &Inspected<'_>, filter: &AffinityFilter, pins: &
         key: Clone::clone(key),
         port: std::sync::Arc::clone(port),
     };
-    Some(Wanted { keepers: modes.map(keeper).collect(), ports: ports.map(port).collect() })
+    Some(Wanted { keepers: modes.map(|mode| keeper(mode, pins)).collect(), ports: ports.map(port).collect() })
+}
+
+fn keeper(mode: Mode, pins: &Path) -> AffinityKeeper {
+    match mode {
+        Mode::Ebpf => AffinityKeeper::Programs(pins.to_owned()),
+        Mode::Nftables => AffinityKeeper::Nftables,
+        Mode::Iptables => AffinityKeeper::Iptables,
+        Mode::Ipvs => AffinityKeeper::Ipvs,
+    }
+}
+
+impl Wanted {
+    /// Wants the clients of one service port whose affinity the programs or rules of a mode keep.
+    pub(super) fn of_port(port: AffinityPort, mode: Mode, pins: &Path) -> Self {
+        Self { keepers: vec![keeper(mode, pins)], ports: vec![port] }
+    }
 }
 
 /// Reads the kernel. Blocks meanwhile.

@@ -1,20 +1,13 @@
 //! The verbs on the command line.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-};
+use std::net::IpAddr;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
-use super::{ClientKind, ExplainRequest, FlowFilter, Output, Resource};
-use crate::{
-    mode::Mode,
-    model::Protocol,
-    trace::{self, TraceArguments},
-};
+use super::{ExplainArguments, FlowFilter, Output, Resource, explain_arguments};
+use crate::trace::{self, TraceArguments};
 
-const EXIT: &str = "It exits with status 1 if nothing answers or the named Service is not there, and with 2 if the command \
+pub(super) const EXIT: &str = "It exits with status 1 if nothing answers or the named Service is not there, and with 2 if the command \
                     line is wrong.";
 
 /// A verb that asks the daemon of this node.
@@ -71,41 +64,17 @@ impl GetArguments {
     }
 }
 
-/// `shunt explain`.
-#[derive(Clone, Debug)]
-pub struct ExplainArguments {
-    /// The question.
-    pub request: ExplainRequest,
-    /// The node to explain, instead of the one on which the command runs.
-    pub offline: Option<OfflineNode>,
-    /// How to print.
-    pub output: Output,
-}
-
-/// A node of which only manifests are known.
-#[derive(Clone, Debug)]
-pub struct OfflineNode {
-    /// `--manifests`.
-    pub manifests: PathBuf,
-    /// `--node`. `None` for the name of this host.
-    pub name: Option<String>,
-    /// `--mode`.
-    pub mode: Mode,
-    /// `--config`.
-    pub config: Option<PathBuf>,
-}
-
 impl Verb {
     /// Returns the definitions of the verbs.
     pub fn commands() -> [Command; 3] {
-        [get(), explain(), trace::command()]
+        [get(), explain_arguments::command(), trace::command()]
     }
 
     /// Reads a verb from the command line. `None` if it has none.
     pub fn read(matches: &ArgMatches) -> Option<Self> {
         match matches.subcommand()? {
             ("get", get) => read_get(get).map(Self::Get),
-            ("explain", explain) => read_explain(explain).map(Self::Explain),
+            ("explain", explain) => explain_arguments::read(explain).map(Self::Explain),
             ("trace", trace) => TraceArguments::read(trace).map(Self::Trace),
             _ => None,
         }
@@ -184,79 +153,6 @@ fn flow_filters() -> [Arg; 8] {
     ]
 }
 
-const EXAMPLES: &str = "Examples:
-  shunt explain node 10.96.0.10:53/udp
-  shunt explain 10.244.1.7 10.96.0.1:443
-  shunt explain 203.0.113.9 192.0.2.11:30080 -o json";
-
-fn explain() -> Command {
-    let about = "Explain what happens to a connection: which hook sees it, which Service and endpoints it gets, and why";
-    let to_help = "Where to; the protocol is tcp (the default), udp or sctp";
-    Command::new("explain")
-        .about(about)
-        .after_help(format!(
-            "A pod is named by its address, because shunt does not watch pods. {EXIT}\n\n{EXAMPLES}"
-        ))
-        .arg(
-            Arg::new("from")
-                .required(true)
-                .value_name("FROM")
-                .value_parser(client)
-                .help("Who connects: node, or an address"),
-        )
-        .arg(
-            Arg::new("to")
-                .required(true)
-                .value_name("ADDRESS:PORT[/PROTOCOL]")
-                .value_parser(destination)
-                .help(to_help),
-        )
-        .arg(
-            Arg::new("client")
-                .long("client")
-                .value_name("WHERE")
-                .value_parser(value_parser!(ClientKind))
-                .default_value("auto")
-                .help("Where FROM is: a pod of this node, or outside; auto finds out"),
-        )
-        .arg(
-            Arg::new("outside-cgroup")
-                .long("outside-cgroup")
-                .action(ArgAction::SetTrue)
-                .help("The client is a process of this node outside --cgroup-root"),
-        )
-        .arg(output_argument("Format: table, json, yaml, or jsonpath=TEMPLATE"))
-        .args(offline())
-}
-
-/// Returns the arguments that explain another node.
-fn offline() -> [Arg; 4] {
-    let offline = |name: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).help(help).help_heading("Without a daemon")
-    };
-    let mode = |text: &str| {
-        Mode::from_name(text).ok_or_else(|| "must be ebpf, nftables, iptables or ipvs".to_owned())
-    };
-    let manifests = "Explain a node with the Services, EndpointSlices and Nodes in this directory";
-    [
-        offline("manifests", "DIR", manifests).value_parser(value_parser!(PathBuf)),
-        offline("node", "NAME", "Its name [default: that of this host]").requires("manifests"),
-        offline("mode", "MODE", "Its mode [default: ebpf]").requires("manifests").value_parser(mode),
-        offline("config", "FILE", "Its configuration (KubeProxyConfiguration)")
-            .requires("manifests")
-            .value_parser(value_parser!(PathBuf)),
-    ]
-}
-
-fn read_offline(matches: &ArgMatches) -> Option<OfflineNode> {
-    Some(OfflineNode {
-        manifests: matches.get_one::<PathBuf>("manifests")?.clone(),
-        name: matches.get_one::<String>("node").cloned(),
-        mode: matches.get_one("mode").copied().unwrap_or(Mode::Ebpf),
-        config: matches.get_one::<PathBuf>("config").cloned(),
-    })
-}
-
 fn read_get(matches: &ArgMatches) -> Option<GetArguments> {
     let text = |name: &str| matches.get_one::<String>(name).cloned();
     let (mut name, mut namespace) = (text("name"), text("namespace"));
@@ -289,19 +185,6 @@ fn read_get(matches: &ArgMatches) -> Option<GetArguments> {
     })
 }
 
-fn read_explain(matches: &ArgMatches) -> Option<ExplainArguments> {
-    let (to, protocol) = *matches.get_one::<(SocketAddr, Protocol)>("to")?;
-    let request = ExplainRequest {
-        from: matches.get_one::<String>("from")?.clone(),
-        client: *matches.get_one("client")?,
-        to,
-        protocol,
-        outside_cgroup: matches.get_flag("outside-cgroup"),
-    };
-    let offline = read_offline(matches);
-    Some(ExplainArguments { request, offline, output: matches.get_one::<Output>("output")?.clone() })
-}
-
 /// Returns the definition of `--output`.
 pub fn output_argument(help: &'static str) -> Arg {
     Arg::new("output")
@@ -326,39 +209,10 @@ fn seconds(text: &str) -> Result<u64, String> {
     seconds.ok_or_else(|| format!("{text} is no time: must be a whole number with s, m, h or d, such as 90s"))
 }
 
-impl ExplainRequest {
-    /// Reads a question as the command line has it.
-    pub fn parse(from: &str, to: &str, kind: ClientKind) -> Result<Self, String> {
-        let from = client(from).map_err(|error| format!("{from} {error}"))?;
-        let (to, protocol) = destination(to)?;
-        Ok(Self { from, client: kind, to, protocol, outside_cgroup: false })
-    }
-}
-
-fn client(text: &str) -> Result<String, String> {
-    if text == "node" || text.parse::<IpAddr>().is_ok() {
-        Ok(text.to_owned())
-    } else {
-        Err("must be node or the address of the client; shunt does not know pods by name".to_owned())
-    }
-}
-
-fn destination(text: &str) -> Result<(SocketAddr, Protocol), String> {
-    let (address, protocol) = text.rsplit_once('/').unwrap_or((text, "tcp"));
-    let wanted = protocol.to_ascii_lowercase();
-    let protocol = Protocol::ALL.into_iter().find(|known| known.lowercase_name() == wanted);
-    let protocol =
-        protocol.ok_or_else(|| format!("{wanted} is no protocol of Services: must be tcp, udp or sctp"))?;
-    let address = address
-        .parse()
-        .map_err(|_| format!("{address} is not ADDRESS:PORT, such as 10.96.0.10:53 or [fd00::10]:53"))?;
-    Ok((address, protocol))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Flags;
+    use crate::{config::Flags, explain::NamedQuestion};
 
     fn verb(words: &[&str]) -> Result<Option<Verb>, String> {
         let words = std::iter::once("shunt").chain(words.iter().copied());
@@ -385,23 +239,21 @@ mod tests {
     }
 
     #[test]
-    fn a_destination_has_a_port_and_may_have_a_protocol() {
-        for (text, expected) in [
-            ("10.0.0.1:53/udp", ("10.0.0.1:53", Protocol::Udp)),
-            ("10.0.0.1:53", ("10.0.0.1:53", Protocol::Tcp)),
-            ("[fd00::1]:53/SCTP", ("[fd00::1]:53", Protocol::Sctp)),
-        ] {
-            let Ok(Some(Verb::Explain(explain))) = verb(&["explain", "node", text]) else { panic!("{text}") };
-            let ExplainRequest { to, protocol, .. } = explain.request;
-            assert_eq!((to, protocol), (expected.0.parse().expect("an address"), expected.1));
-        }
+    fn names_without_a_namespace_get_the_one_of_the_option() {
+        let words = &["explain", "pod/web-0", "cart:http", "-n", "shop"];
+        let Ok(Some(Verb::Explain(explain))) = verb(words) else { panic!("{words:?}") };
+        let NamedQuestion { from, to, .. } = explain.question;
+        assert_eq!(
+            (from.to_string(), to.to_string()),
+            ("shop/web-0".to_owned(), "shop/cart:http".to_owned())
+        );
     }
 
     #[test]
     fn what_is_wrong_on_the_command_line_is_named() {
         for (words, expected) in [
-            (&["explain", "web-0", "10.0.0.1:53"][..], "must be node or the address of the client"),
-            (&["explain", "node", "10.0.0.1"], "10.0.0.1 is not ADDRESS:PORT"),
+            (&["explain", "10.0.0", "10.0.0.1:53"][..], "must be node, the address of the client, or a pod"),
+            (&["explain", "node", "10.0.0:53"], "10.0.0 is neither an address nor a Service"),
             (&["explain", "node", "10.0.0.1:53/icmp"], "icmp is no protocol of Services"),
             (&["get", "pods"], "invalid value 'pods'"),
             (&["trace", "Web"], "must be the name of a Service, NAMESPACE/NAME, an address, or ADDRESS:PORT"),

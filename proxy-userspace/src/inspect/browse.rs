@@ -6,14 +6,12 @@ use std::{net::IpAddr, num::NonZeroU16, ops::Bound, sync::Arc};
 use tokio::task;
 
 use super::{
-    ExplainRequest, Filter, NodeInspector,
+    Filter, NodeInspector,
     gather::{self, Part, ServiceCounts},
     load,
     rows::{EndpointRow, LeftOutRow, LinkRow, ServiceRow},
-    server::reader,
 };
 use crate::{
-    explain::Explanation,
     health::{NodeReport, ReportedMap},
     model::{FrontendKind, IpFamily, ResolvedPort, ServicePortKey},
     sync::{Inspected, NoAnswer},
@@ -172,13 +170,6 @@ impl NodeInspector {
             }
             after = last;
         }
-    }
-
-    /// Explains a connection.
-    pub async fn explain(&self, request: &ExplainRequest) -> Result<Explanation, NoAnswer> {
-        let question = request.question().ok_or(NoAnswer::NotRunning)?;
-        let explained = self.inspector.read(reader(question)).await?;
-        explained.ok_or(NoAnswer::NotRunning)
     }
 
     /// Reads the counts in a thread of its own, because that takes milliseconds.

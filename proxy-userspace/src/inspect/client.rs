@@ -3,7 +3,6 @@
 use std::{
     io,
     marker::PhantomData,
-    net::SocketAddr,
     os::{
         linux::net::SocketAddrExt as _,
         unix::net::{SocketAddr as UnixAddress, UnixStream as StdStream},
@@ -22,14 +21,10 @@ use memchr::memchr;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{net::UnixStream, time::timeout};
 
-use super::{
-    CountedPort, EndpointFlows, Resource, Row, SOCKET, ServiceName,
-    server::{ClientKind, ExplainQuery},
-};
+use super::{CountedPort, EndpointFlows, Resource, Row, SOCKET, ServiceName, explained::ExplainQuery};
 use crate::{
-    explain::{Client as ExplainedClient, Explanation, Question},
+    explain::{Explanation, NamedQuestion},
     health::{NodeReport, ReportedMap, is_trusted},
-    model::Protocol,
     trace::{TraceFilter, TraceRecord},
 };
 
@@ -69,35 +64,6 @@ pub struct Client {
     sender: SendRequest<Empty<Bytes>>,
 }
 
-/// A question about a connection.
-#[derive(Clone, Debug)]
-pub struct ExplainRequest {
-    /// `node`, or an address.
-    pub from: String,
-    /// Where that address is.
-    pub client: ClientKind,
-    /// The destination.
-    pub to: SocketAddr,
-    /// The protocol.
-    pub protocol: Protocol,
-    /// The client is a process of this node whose sockets are not served.
-    pub outside_cgroup: bool,
-}
-
-impl ExplainRequest {
-    /// Returns the question. `None` if the client is neither `node` nor an address.
-    pub fn question(&self) -> Option<Question> {
-        let client = match (self.from.as_str(), self.client) {
-            ("node", _) => ExplainedClient::Node,
-            (address, ClientKind::Auto) => ExplainedClient::Address(address.parse().ok()?),
-            (address, ClientKind::Pod) => ExplainedClient::Pod(address.parse().ok()?),
-            (address, ClientKind::Outside) => ExplainedClient::Outside(address.parse().ok()?),
-        };
-        let Self { to, protocol, outside_cgroup, .. } = *self;
-        Some(Question { client, destination: to, protocol, outside_cgroup })
-    }
-}
-
 impl Client {
     /// Connects to the daemon of this thread's network namespace.
     pub async fn connect() -> Result<Self, ClientError> {
@@ -135,11 +101,13 @@ impl Client {
         Ok(Lines { body: self.get(path, query).await?, rest: Vec::new(), document: PhantomData })
     }
 
-    /// Explains a connection.
-    pub async fn explain(&mut self, request: &ExplainRequest) -> Result<Explanation, ClientError> {
-        let ExplainRequest { from, client, to, protocol, outside_cgroup } = request.clone();
-        let query = ExplainQuery { from, client, to, protocol: protocol.name().to_owned(), outside_cgroup };
-        self.one("/v1/explain", &query).await
+    /// Explains a connection. With `check`, the answer says where model and kernel differ.
+    pub async fn explain(
+        &mut self,
+        question: &NamedQuestion,
+        check: bool,
+    ) -> Result<Explanation, ClientError> {
+        self.one("/v1/explain", &ExplainQuery::new(question, check)).await
     }
 
     /// Returns what the process reports about itself.

@@ -13,27 +13,33 @@ mod browse;
 mod client;
 mod connections;
 mod drift;
+mod explain_arguments;
+mod explained;
 mod flows;
 mod gather;
 mod kernel_rows;
 mod load;
 mod namespaces;
 mod output;
+mod pods;
 mod rows;
 mod server;
 
 pub use self::{
     affinity::AffinityFilter,
-    arguments::{ExplainArguments, GetArguments, OfflineNode, Verb, output_argument},
+    arguments::{GetArguments, Verb, output_argument},
     browse::{FoundServices, MOST_ENDPOINTS, NodeDetails, ROWS_A_PAGE, Search, ServiceDetails},
-    client::{Client, ClientError, ExplainRequest, Lines},
+    client::{Client, ClientError, Lines},
+    explain_arguments::{ExplainArguments, OfflineNode},
+    explained::NotExplained,
     flows::FlowFilter,
     gather::Filter,
     kernel_rows::{AffinityRow, ConnectionRow, DriftRow, FlowRow},
     load::{CountedPort, EndpointFlows, ServiceName},
     output::{InvalidOutput, Output, print, print_one, table},
+    pods::PodFinder,
     rows::{Counts, EndpointRow, ExemptRow, LeftOutRow, LinkRow, NamedPort, Row, ServiceRow},
-    server::{ClientKind, NodeInspector, routes},
+    server::{NodeInspector, routes},
 };
 
 /// The name of the socket.

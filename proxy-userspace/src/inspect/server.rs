@@ -1,6 +1,6 @@
 //! The daemon's side: answers questions on the local socket.
 
-use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{io, path::PathBuf, sync::Arc};
 
 use axum::{
     Json, Router,
@@ -11,23 +11,22 @@ use axum::{
     routing::get,
 };
 use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::task;
 
 use super::{
-    AffinityFilter, ExplainRequest, FlowFilter, Resource, Row, affinity, connections,
+    AffinityFilter, FlowFilter, PodFinder, Resource, Row, affinity, connections,
     drift::Drift,
-    flows,
+    explained, flows,
     gather::{self, Filter, Part, ServiceCounts},
     load::{self, Destinations, ServiceName},
 };
 use crate::{
     causes::with_causes,
     dataplane::Mode,
-    explain::{Explanation, Question, Situation, explain},
     health::{NodeReport, ProxyHealth, Status},
     metrics::Metrics,
-    model::{Protocol, ServicePortKey},
+    model::ServicePortKey,
     sync::{Inspected, Inspector, NoAnswer},
 };
 
@@ -44,6 +43,8 @@ pub struct NodeInspector {
     pub health: ProxyHealth,
     /// The directory of pins.
     pub pin_directory: PathBuf,
+    /// Finds pods that are no endpoints.
+    pub pods: PodFinder,
 }
 
 #[cfg(test)]
@@ -56,6 +57,7 @@ impl NodeInspector {
             status: Status::default(),
             health: ProxyHealth::new(std::time::Duration::from_secs(1)),
             pin_directory: PathBuf::new(),
+            pods: PodFinder::new(|_| async { Err("nobody knows".to_owned()) }),
         }
     }
 }
@@ -71,7 +73,7 @@ pub fn routes(node: NodeInspector) -> Router {
         .route("/v1/get/connections", get(connections))
         .route("/v1/get/affinity", get(affinity))
         .route("/v1/get/{resource}", get(list))
-        .route("/v1/explain", get(explained))
+        .route("/v1/explain", get(explained::answer))
         .route("/v1/node", get(reported))
         .route("/v1/counts", get(counted))
         .route("/v1/maps", get(maps))
@@ -298,56 +300,6 @@ fn lines<T: Serialize>(rows: &[T]) -> Bytes {
     text.into()
 }
 
-/// The query of `/v1/explain`.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct ExplainQuery {
-    /// `node`, or an address.
-    pub(super) from: String,
-    /// `auto`, `pod` or `outside`: where the address is.
-    pub(super) client: ClientKind,
-    pub(super) to: SocketAddr,
-    pub(super) protocol: String,
-    pub(super) outside_cgroup: bool,
-}
-
-/// Where a client is, as the question says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum ClientKind {
-    /// shunt finds out.
-    #[default]
-    Auto,
-    /// A pod of this node.
-    Pod,
-    /// Not on this node.
-    Outside,
-}
-
-impl ExplainQuery {
-    fn question(self) -> Option<Question> {
-        let Self { from, client, to, protocol, outside_cgroup } = self;
-        let protocol = Protocol::ALL.into_iter().find(|known| known.name() == protocol)?;
-        ExplainRequest { from, client, to, protocol, outside_cgroup }.question()
-    }
-}
-
-/// Returns what explains a connection. The answer is `None` while no mode runs.
-pub(super) fn reader(
-    question: Question,
-) -> impl FnOnce(&Inspected<'_>) -> Option<Explanation> + Send + 'static {
-    move |inspected| {
-        let backstop = inspected.backstop.as_ref().map(|backstop| backstop.mode);
-        Some(explain(Situation { model: inspected.model, mode: inspected.mode?, backstop }, &question))
-    }
-}
-
-async fn explained(State(node): State<NodeInspector>, Query(query): Query<ExplainQuery>) -> Response {
-    let Some(question) = query.question() else { return StatusCode::BAD_REQUEST.into_response() };
-    let explained = node.inspector.read(reader(question)).await;
-    explained.and_then(|explained| explained.ok_or(NoAnswer::NotRunning)).map(Json).into_response()
-}
-
 #[cfg(test)]
 mod tests {
     use axum::{body::to_bytes, http::Request};
@@ -358,7 +310,7 @@ mod tests {
     #[tokio::test]
     async fn while_no_loop_runs_each_answer_says_so() {
         let node = NodeInspector::without_loop();
-        let explain = "explain?from=node&client=auto&to=10.0.0.1:80&protocol=TCP&outsideCgroup=false";
+        let explain = "explain?from=node&client=auto&to=10.0.0.1:80&outsideCgroup=false&check=false";
         for path in [
             "get/services",
             "get/endpoints",

@@ -19,6 +19,7 @@ mod report;
 pub mod ruleset;
 pub mod save;
 pub mod shapes;
+mod way;
 
 #[cfg(test)]
 mod tests;
@@ -26,8 +27,9 @@ mod tests;
 pub use self::{
     dropping::{DroppingChain, drops_before_services, forward_drops},
     judge::judge,
-    read::read,
+    read::{read, read_tables},
     report::{DirectPath, Settings, report},
+    way::{Way, meets},
 };
 use crate::kernel::{foreign_filters::LinkFilter, xfrm::Policy};
 

@@ -26,17 +26,23 @@ const OWN_PROGRAMS: &str = "shunt_";
 /// Reads the evidence in the network namespace of the caller. `own_marks` are the mark bits that
 /// shunt uses. Each table is read once. Blocks while commands run.
 pub fn read(launcher: &Launcher, own_marks: u32) -> Result<Evidence, KernelError> {
-    let mut tables = nftables(launcher)?;
-    for family in families() {
-        tables.extend(iptables(family, Backend::Legacy, &IPTABLES, launcher)?.into_iter().flatten());
-    }
     Ok(Evidence {
-        tables,
+        tables: read_tables(launcher, &IPTABLES)?,
         filters: read_filters()?,
         policies: xfrm::policies()?,
         routes_by_source: routing_rules::select_by_source()?,
         own_marks,
     })
+}
+
+/// Reads the netfilter rules, without shunt's tables. Of iptables' tables, reads those with these
+/// names. Blocks while commands run, each for ten seconds at most.
+pub fn read_tables(launcher: &Launcher, of_iptables: &[&str]) -> Result<Vec<Table>, KernelError> {
+    let mut tables = nftables(launcher, of_iptables)?;
+    for family in families() {
+        tables.extend(iptables(family, Backend::Legacy, of_iptables, launcher)?.into_iter().flatten());
+    }
+    Ok(tables)
 }
 
 /// Reads the filters and programs of traffic control that others attached to links, in the network
@@ -51,7 +57,7 @@ fn families() -> impl Iterator<Item = IpFamily> {
 
 /// Reads the tables in nftables, without shunt's. Tables of iptables are read by iptables, because
 /// nft does not show its extensions.
-fn nftables(launcher: &Launcher) -> Result<Vec<Table>, KernelError> {
+fn nftables(launcher: &Launcher, of_iptables: &[&str]) -> Result<Vec<Table>, KernelError> {
     let nft = Nft::new(launcher.clone());
     let names = parsed("list of tables", nft_json::parse_names(&nft.list_tables_json()?))?;
     let foreign: BTreeSet<(String, String)> =
@@ -61,7 +67,9 @@ fn nftables(launcher: &Launcher) -> Result<Vec<Table>, KernelError> {
     for family in families() {
         let nft_family = table_family(family);
         let is_present = |name: &&str| foreign.contains(&(nft_family.name().into(), (*name).into()));
-        let names: Vec<&str> = IPTABLES.into_iter().filter(is_present).collect();
+        let names: Vec<&str> = of_iptables.iter().copied().filter(is_present).collect();
+        let left_out = IPTABLES.into_iter().filter(|name| !of_iptables.contains(name));
+        read.extend(left_out.map(|name| (nft_family.name().to_owned(), name.to_owned())));
         for (name, saved) in names.iter().zip(iptables(family, Backend::Nft, &names, launcher)?) {
             // A table with rules of nft cannot be read in whole.
             if let Some(table) = saved {

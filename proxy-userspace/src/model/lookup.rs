@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    Frontend, FrontendKind, Hints, IpFamily, Model, Name, Protocol, ResolvedEndpoint, ResolvedPort,
-    ServicePortKey, TrafficPolicy,
+    Frontend, FrontendKind, Hints, IpFamily, Model, Name, NamespacedName, Protocol, ResolvedEndpoint,
+    ResolvedPort, ServicePortKey, ServicePortName, TrafficPolicy,
     endpoint_slice_cache::EndpointInfo,
     frontend_claims::FrontendIdentity,
     service_port::{uses_cluster_endpoints, uses_local_endpoints},
@@ -105,6 +105,21 @@ impl Model {
     /// Returns the ports of an address that service ports have.
     pub fn ports_at(&self, address: IpAddr) -> Vec<(NonZeroU16, &ServicePortKey)> {
         self.claims.owners_at(address).collect()
+    }
+
+    /// Returns the ports of a Service in both families, sorted by name.
+    pub fn ports_of_service(
+        &self,
+        service: &NamespacedName,
+    ) -> impl Iterator<Item = (&ServicePortKey, &Arc<ResolvedPort>)> {
+        let name = ServicePortName { service: service.clone(), port: "".into(), protocol: Protocol::Tcp };
+        let first = ServicePortKey { name, family: IpFamily::V4 };
+        self.snapshot.ports.range(first..).take_while(move |(key, _)| key.name.service == *service)
+    }
+
+    /// Returns the name of this node.
+    pub fn node_name(&self) -> &str {
+        &self.settings.node_name
     }
 
     /// Returns all endpoints of a service port, sorted by address. Empty if the port is not in the

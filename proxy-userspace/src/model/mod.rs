@@ -35,7 +35,7 @@ pub use lookup::{Conditions, Exclusion, KnownEndpoint, Owner};
 pub use name::{InvalidName, Name};
 pub use objects::*;
 pub use pod_names::PodNames;
-pub use pods::KnownPod;
+pub use pods::{KnownPod, PodPlace};
 pub use resolve::HealthCheck;
 pub use settings::*;
 pub use sloppy::{parse_cidr_sloppy, parse_ip_sloppy};

@@ -4,9 +4,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
-use super::{Model, NamespacedName, endpoint_slice_cache::CachedEndpoint};
+use super::{Model, NamespacedName};
 
 /// A pod that is an endpoint in some slice.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,8 +16,21 @@ pub struct KnownPod {
     pub name: NamespacedName,
     /// Its address in the slice.
     pub address: IpAddr,
-    /// It runs on this node.
-    pub is_local: bool,
+    /// `nodeName`.
+    pub node_name: Option<Arc<str>>,
+}
+
+/// Where a pod is, whoever knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodPlace {
+    /// Namespace and name.
+    pub name: NamespacedName,
+    /// Its addresses. Empty before it has one.
+    pub addresses: Vec<IpAddr>,
+    /// The node on which it runs.
+    pub node_name: Option<String>,
+    /// It has the network of its node (`hostNetwork`).
+    pub host_network: bool,
 }
 
 impl Model {
@@ -41,14 +55,16 @@ impl Model {
     /// Returns the pods with a name, in a namespace or in all. A pod with addresses of both families
     /// is there twice. Reads all slices once.
     pub fn pods_named(&self, namespace: Option<&str>, name: &str) -> BTreeSet<KnownPod> {
-        let own_node = &*self.settings.node_name;
-        let is_local = |endpoint: &CachedEndpoint| endpoint.placement.node_name.as_deref() == Some(own_node);
         let slices = self.slices.pods().filter(|(of, ..)| namespace.is_none_or(|wanted| wanted == &***of));
         let pods = slices.filter_map(|(namespace, endpoints, pods)| {
             let index = pods.position(name)?;
             let (endpoint, name) = (endpoints.get(index)?, pods.get(index)?);
             let name = NamespacedName { namespace: namespace.clone(), name };
-            Some(KnownPod { name, address: endpoint.address, is_local: is_local(endpoint) })
+            Some(KnownPod {
+                name,
+                address: endpoint.address,
+                node_name: endpoint.placement.node_name.clone(),
+            })
         });
         pods.collect()
     }
@@ -93,12 +109,11 @@ mod tests {
         assert_eq!(names(&model, &["10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4"]), expected);
         let of = |namespace| {
             let pods = model.pods_named(namespace, "web-a").into_iter();
-            pods.map(|pod| (pod.address.to_string(), pod.is_local)).collect::<Vec<_>>()
+            pods.map(|pod| pod.address.to_string()).collect::<Vec<_>>()
         };
-        let shop = [("10.1.0.1".to_owned(), true), ("fd00::1".to_owned(), true)];
-        assert_eq!(of(Some("shop")), shop);
+        assert_eq!(of(Some("shop")), ["10.1.0.1", "fd00::1"]);
         assert_eq!(of(None).len(), 3);
-        assert_eq!(of(Some("nowhere")), []);
+        assert!(of(Some("nowhere")).is_empty());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 
 use super::{
     Delta, Dirty, FrontendConflict, HealthCheck, IpFamily, ModelSettings, NamespacedName, Node, NodeFacts,
-    NodeView, Protocol, ServiceCidr, ServicePortKey, ServicePortName, Snapshot, UnixNanos, WatchEvent,
+    NodeView, ServiceCidr, ServicePortKey, Snapshot, UnixNanos, WatchEvent,
     endpoint_slice_cache::EndpointSliceCache,
     frontend_claims::FrontendClaims,
     intern::Interner,
@@ -275,10 +275,7 @@ impl Model {
 
     /// Returns the keys of a Service in the Snapshot, which are adjacent.
     fn ports_of(&self, service: &NamespacedName) -> impl Iterator<Item = ServicePortKey> {
-        let name = ServicePortName { service: service.clone(), port: "".into(), protocol: Protocol::Tcp };
-        let first = ServicePortKey { name, family: IpFamily::V4 };
-        let ports = self.snapshot.ports.range(first..).map(|(key, _)| key);
-        ports.take_while(move |key| key.name.service == *service).cloned()
+        self.ports_of_service(service).map(|(key, _)| key.clone())
     }
 
     /// Resolves this node. Returns true if it differs.

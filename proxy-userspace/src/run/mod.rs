@@ -8,6 +8,7 @@ mod node_facts;
 mod offline;
 mod one_shot;
 mod other_proxy;
+mod others;
 mod reload;
 mod sources;
 mod takeover;
@@ -34,7 +35,7 @@ use proxy_userspace::{
     config::{Config, FeatureGate, FeatureGates, IneffectiveSetting, log_filter_at},
     dataplane::{Mode, Renderer, ebpf::EbpfError},
     health::{self, Debugging, Introspection, PortFailureEvents},
-    inspect::{self, NodeInspector},
+    inspect::{self, NodeInspector, PodFinder},
     kernel::{KernelError, end_signals::EndSignals, own_process},
     metrics::Metrics,
     node::{self, NodeEvent, NodeEvents},
@@ -321,10 +322,15 @@ fn introspection(
 }
 
 /// Returns what reads this node, for commands and pages.
-fn node_inspector(config: &Config, outputs: &Outputs) -> NodeInspector {
+fn node_inspector(ModeChoice { config, pods, .. }: &ModeChoice, outputs: &Outputs) -> NodeInspector {
     let Outputs { metrics, status, health, .. } = outputs.clone();
     let pin_directory = config.ebpf.pin_dir.clone();
-    NodeInspector { inspector: Inspector::default(), metrics, status, health, pin_directory }
+    let pods = pods.clone();
+    let pods = PodFinder::new(move |name| {
+        let pods = pods.clone();
+        async move { pods.read(name).await.map_err(|error| error.to_string()) }
+    });
+    NodeInspector { inspector: Inspector::default(), metrics, status, health, pin_directory, pods }
 }
 
 /// Answers the subcommands that ask the daemon.
@@ -355,7 +361,7 @@ fn start_endpoints(
     tasks: &mut Tasks,
 ) -> Inspector {
     let config = &choice.config;
-    let node = node_inspector(config, outputs);
+    let node = node_inspector(choice, outputs);
     start_local_endpoint(choice, node.clone(), local_pages(outputs, introspection.clone()), tasks);
     let Outputs { metrics, health, health_checks, status, events } = outputs;
     let hard_fail = config.bind_address_hard_fail;

@@ -8,6 +8,7 @@ use proxy_userspace::{
     kernel::{self, command::Launcher},
     metrics::Fallback,
     probe,
+    watch::PodReader,
 };
 
 /// How long a mode that `auto` chose may fail before another mode replaces it. A lock that somebody
@@ -25,6 +26,8 @@ pub(crate) struct ModeChoice {
     pub(super) why: String,
     /// Modes that ran and broke.
     broken: Vec<Mode>,
+    /// Reads pods that are no endpoints, for questions about them.
+    pub(super) pods: PodReader,
 }
 
 impl ModeChoice {
@@ -37,7 +40,9 @@ impl ModeChoice {
     ) -> Result<Self, ConfigError> {
         let config = Config::load(&flags, &environment)?;
         let broken = Vec::new();
-        let mut this = Self { flags, environment, launcher, config, why: "as configured".into(), broken };
+        let why = "as configured".into();
+        let pods = PodReader::default();
+        let mut this = Self { flags, environment, launcher, config, why, broken, pods };
         if this.config.mode_is_auto && this.flags.runs() {
             let evaluation = this.probe();
             this.why = format!("auto: {}", evaluation.why);

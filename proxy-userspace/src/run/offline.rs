@@ -6,11 +6,11 @@ use anyhow::{Context as _, bail};
 use proxy_userspace::{
     config::{Config, Environment, Flags},
     dataplane::Mode,
-    explain::{Explanation, Situation, explain},
-    inspect::{ExplainRequest, OfflineNode},
+    explain::{Explanation, NamedQuestion, Situation, Unresolved, explain},
+    inspect::OfflineNode,
     mode::BackstopPolicy,
     model::{LinkAddress, Model, NodeFacts},
-    watch::ManifestSource,
+    watch::{ManifestSource, find_pod},
 };
 use tokio::sync::mpsc;
 
@@ -21,7 +21,7 @@ const LINK: &str = "eth0";
 
 /// Explains a connection on a node of which only manifests are known. What cannot be read in them is
 /// said on standard error, and the rest counts.
-pub(super) async fn explained(node: &OfflineNode, request: &ExplainRequest) -> anyhow::Result<Explanation> {
+pub(super) async fn explained(node: &OfflineNode, question: &NamedQuestion) -> anyhow::Result<Explanation> {
     let config = config(node)?;
     let mut model = Model::new(config.model.clone());
     read(node, &mut model).await?;
@@ -33,7 +33,15 @@ pub(super) async fn explained(node: &OfflineNode, request: &ExplainRequest) -> a
     let has_backstop = config.mode == Mode::Ebpf && config.ebpf.backstop != BackstopPolicy::Never;
     let backstop = has_backstop.then_some(Mode::Nftables);
     let situation = Situation { model: &model, mode: config.mode, backstop };
-    let question = request.question().context("FROM is no address")?;
+    let question = match question.resolve(&model, None) {
+        Err(Unresolved::Pod(name)) => {
+            let pod = find_pod(&node.manifests, &name)?;
+            let missing =
+                || format!("no Pod {name} in {}: name its address instead", node.manifests.display());
+            question.resolve(&model, Some(&pod.with_context(missing)?))?
+        }
+        resolved => resolved?,
+    };
     Ok(explain(situation, &question))
 }
 

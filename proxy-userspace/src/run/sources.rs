@@ -13,7 +13,10 @@ use proxy_userspace::{
     model::WatchEvent,
     net::ProxyVariables,
     sync::{Inputs, Inspector, Outputs, SyncSettings},
-    watch::{self, ApiRequest, ApiSource, KindStatus, ManifestSource, OnApiRequest, WatchError, WatchStatus},
+    watch::{
+        self, ApiRequest, ApiSource, KindStatus, ManifestSource, OnApiRequest, PodReader, WatchError,
+        WatchStatus,
+    },
 };
 use tokio::sync::{Notify, mpsc, watch as channel};
 
@@ -27,7 +30,7 @@ const PROMPT: Duration = Duration::from_secs(2);
 
 /// Starts all sources.
 pub(super) fn start(
-    ModeChoice { config, environment, launcher, .. }: &ModeChoice,
+    ModeChoice { config, environment, launcher, pods, .. }: &ModeChoice,
     outputs: &Outputs,
     settings: channel::Receiver<SyncSettings>,
     inspector: &Inspector,
@@ -40,6 +43,7 @@ pub(super) fn start(
         environment.proxies.clone(),
         outputs.clone(),
         Arc::clone(node_events),
+        pods.clone(),
         to_loop,
     );
     tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
@@ -55,6 +59,7 @@ async fn objects(
     proxies: ProxyVariables,
     outputs: Outputs,
     node_events: PendingEvents,
+    pods: PodReader,
     to: mpsc::Sender<WatchEvent>,
 ) -> anyhow::Result<()> {
     match config.source {
@@ -66,6 +71,7 @@ async fn objects(
         ObjectSource::Api { kubeconfig, servers } => {
             let on_request = count_requests(&outputs);
             let client = watch::kube_client(kubeconfig.as_deref(), &servers, &proxies, &on_request).await?;
+            pods.set_client(&client);
             let source = ApiSource::new(client.clone(), &*config.model.node_name);
             // Only the nftables mode has rules about Service CIDRs.
             let needs_cidrs = config.mode == Mode::Nftables;

@@ -17,10 +17,12 @@ use proxy_userspace::{
 };
 use tokio::{runtime, time::sleep};
 
-use super::{offline, trace::trace};
+use super::{offline, others, trace::trace};
 
 /// The exit code for a wrong command line, as that of clap.
 pub(super) const WRONG_USAGE: u8 = 2;
+/// The exit code if model and kernel differ.
+const DIFFERS: u8 = 3;
 /// How often `--watch` asks.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
 
@@ -132,10 +134,14 @@ fn texts<T: Row>(rows: &[T]) -> serde_json::Result<Vec<String>> {
 }
 
 async fn explain(arguments: &ExplainArguments) -> anyhow::Result<ExitCode> {
-    let explanation = match &arguments.offline {
-        Some(node) => offline::explained(node, &arguments.request).await?,
-        None => Client::connect().await?.explain(&arguments.request).await?,
+    let explanation = if let Some(node) = &arguments.offline {
+        offline::explained(node, &arguments.question).await?
+    } else {
+        let mut answer = Client::connect().await?.explain(&arguments.question, arguments.check).await?;
+        answer.others = others::rules(&answer).await;
+        answer
     };
     print_one(&arguments.output, "Explanation", &explanation, &mut stdout().lock())?;
-    Ok(ExitCode::SUCCESS)
+    let differs = explanation.check.is_some_and(|check| !check.differences.is_empty());
+    Ok(if differs { ExitCode::from(DIFFERS) } else { ExitCode::SUCCESS })
 }

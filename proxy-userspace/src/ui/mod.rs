@@ -75,7 +75,7 @@ async fn service_page(
         Err(error) => return unavailable(Section::Service, error),
     };
     let explained = match question.request() {
-        Some(Ok(request)) => Some(node.explain(&request).await.map_err(|error| error.to_string())),
+        Some(Ok(request)) => Some(node.explain(request, false).await.map_err(|error| error.to_string())),
         Some(Err(error)) => Some(Err(error)),
         None => None,
     };

@@ -8,8 +8,8 @@ use super::{
     services::{addresses, counts, state},
 };
 use crate::{
-    explain::{Explanation, Verdict},
-    inspect::{ClientKind, EndpointRow, ExplainRequest, MOST_ENDPOINTS, ServiceDetails, ServiceRow},
+    explain::{ClientKind, ClientName, DestinationName, Explanation, NamedQuestion, Verdict},
+    inspect::{EndpointRow, MOST_ENDPOINTS, ServiceDetails, ServiceRow},
 };
 
 /// The query of the page: a question about a connection. Empty fields ask nothing.
@@ -30,14 +30,20 @@ const CLIENTS: [(&str, ClientKind, &str); 3] = [
 
 impl Question {
     /// Returns the question, or what is wrong with it. `None` if nothing is asked.
-    pub(super) fn request(&self) -> Option<Result<ExplainRequest, String>> {
+    pub(super) fn request(&self) -> Option<Result<NamedQuestion, String>> {
         if self.from.is_empty() && self.to.is_empty() {
             return None;
         }
         let kind = CLIENTS.into_iter().find(|(value, ..)| *value == self.client);
         let kind = kind.map_or(ClientKind::Auto, |(_, kind, _)| kind);
-        Some(ExplainRequest::parse(self.from.trim(), self.to.trim(), kind))
+        Some(question(self.from.trim(), self.to.trim(), kind))
     }
+}
+
+fn question(from: &str, to: &str, client: ClientKind) -> Result<NamedQuestion, String> {
+    let from = from.parse::<ClientName>().map_err(|error| format!("{from} {error}"))?;
+    let to = to.parse::<DestinationName>()?;
+    Ok(NamedQuestion { from, client, to, outside_cgroup: false })
 }
 
 const PORTS: [&str; 11] = [

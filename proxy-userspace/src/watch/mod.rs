@@ -20,10 +20,10 @@ pub use self::{
 };
 pub use self::{
     api::{
-        ApiRequest, ApiSource, CredentialError, OnApiRequest, ProxyUrlError, Timing, ignore_api_requests,
-        kube_client, record_events,
+        ApiRequest, ApiSource, CredentialError, OnApiRequest, PodError, PodReader, ProxyUrlError, Timing,
+        ignore_api_requests, kube_client, record_events,
     },
-    manifests::ManifestSource,
+    manifests::{ManifestSource, find_pod},
     status::{KindStatus, WatchStatus},
 };
 

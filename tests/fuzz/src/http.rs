@@ -8,7 +8,7 @@ use proxy_userspace::{
         Debugging, Introspection, ProxyHealth, Status, answer_bytes, healthz_routes, introspection_routes,
         metrics_routes,
     },
-    inspect::NodeInspector,
+    inspect::{NodeInspector, PodFinder},
     metrics::Metrics,
     node::NodeEvents,
     sync::Inspector,
@@ -60,6 +60,7 @@ fn pages(metrics: &Metrics, status: &Status, health: &ProxyHealth) -> Router {
         status: status.clone(),
         health: health.clone(),
         pin_directory: PathBuf::new(),
+        pods: PodFinder::new(|_| async { Err("no API server".to_owned()) }),
     };
     ui::routes(Pages { node, events: NodeEvents::default() })
 }

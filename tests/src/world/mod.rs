@@ -24,8 +24,8 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use ipnet::IpNet;
 use proxy_userspace::{
-    explain::Explanation,
-    inspect::{Client, ExplainRequest},
+    explain::{Explanation, NamedQuestion},
+    inspect::Client,
 };
 use tokio::runtime;
 
@@ -204,10 +204,10 @@ impl World {
     }
 
     /// Asks the proxy on node1 what it does with a connection.
-    pub fn explain(&self, request: &ExplainRequest) -> Result<Explanation> {
+    pub fn explain(&self, request: &NamedQuestion) -> Result<Explanation> {
         self.namespace(Host::Node1)?.run(|| {
             let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(async { Ok(Client::connect().await?.explain(request).await?) })
+            runtime.block_on(async { Ok(Client::connect().await?.explain(request, false).await?) })
         })
     }
 

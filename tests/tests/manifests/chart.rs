@@ -118,6 +118,20 @@ fn chart_renders_the_pod_monitor_with_job_and_labels_if_it_is_wanted() {
     assert_eq!(rendered(values), wanted);
 }
 
+#[test]
+fn chart_permits_to_read_pods_only_if_it_is_wanted() {
+    let template = fs::read_to_string(deploy().join("chart/shunt/templates/rbac.yaml")).expect("text");
+    let roles = |read_pods: bool| {
+        let values = serde_json::json!({"readPods": read_pods});
+        let objects = documents(&render(&template, &values));
+        objects.into_iter().find(|object| object["kind"] == "ClusterRole").expect("a role")
+    };
+    let (plain, mut with_pods) = (roles(false), roles(true));
+    let pods = with_pods["rules"].as_array_mut().expect("rules").pop().expect("a rule");
+    assert_eq!(pods, serde_json::json!({"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}));
+    assert_eq!(with_pods, plain);
+}
+
 /// Parses the file in the `ConfigMap`, so that its comments are ignored.
 fn with_config_parsed(mut objects: Vec<Value>) -> Vec<Value> {
     for object in &mut objects {
@@ -153,9 +167,10 @@ fn render(template: &str, values: &Value) -> String {
         let (path, body) = with.split_once(" }}").expect("an action ends");
         let is_empty = match lookup(path, values) {
             Value::Null => true,
+            Value::Bool(is_set) => !is_set,
             Value::Array(list) => list.is_empty(),
             Value::Object(fields) => fields.is_empty(),
-            other => panic!("{path}: {other} is neither a list nor a map"),
+            other => panic!("{path}: {other} is neither a list, a map nor a switch"),
         };
         let body =
             if is_empty { String::new() } else { body.replace("toYaml . ", &format!("toYaml {path} ")) };

@@ -10,6 +10,7 @@ mod links;
 mod maps;
 mod plan;
 mod program_checker;
+mod rehearsal;
 mod rules;
 mod sockets;
 mod trace;
@@ -27,6 +28,7 @@ pub use proxy_common::layout::MapSizes;
 use proxy_common::layout::{MAPS, MapDeclaration, service_slots};
 
 pub(crate) use self::plan::translate::{leaves_pods_to_links, masquerades};
+pub use self::rehearsal::{Rehearsed, rehearse};
 use self::{
     checkers::{Checkers, OnDrift},
     links::Links,

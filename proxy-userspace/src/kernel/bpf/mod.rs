@@ -3,6 +3,7 @@
 
 mod batch;
 mod bpffs;
+mod copy;
 mod directory_lock;
 mod link;
 mod log;
@@ -34,6 +35,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use self::tc::LinkProgram;
 pub use self::{
     batch::{Reader, Writer},
+    copy::ProgramCopy,
     link::{attach, is_attached},
     log::{LogLevel, LostRecords, MessageReader, Recording, RingReader, Wakeup},
     mapped::MappedWords,
@@ -108,19 +110,8 @@ impl Object {
             }
             loader.map_pin_path(map.name, path);
         }
-        let has_set_retval = u8::from(may_choose_errors());
-        loader.override_global("HAS_SET_RETVAL", &has_set_retval, true);
-        let has_coarse_clock = u8::from(has_coarse_clock());
-        loader.override_global("HAS_COARSE_CLOCK", &has_coarse_clock, true);
-        for (name, value) in constants {
-            loader.override_global(name, value, true);
-        }
-        let (level, captures) = (recording.level(), recording.captures());
-        loader.override_global(log::LEVEL, &level, true);
-        loader.override_global(log::CAPTURES, &captures, true);
-        for (ring, bytes) in recording.rings() {
-            loader.map_max_entries(ring, bytes);
-        }
+        let globals = Globals::new(recording);
+        globals.set(&mut loader, constants);
         let mut ebpf = loader.load(bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
         for (name, program) in ebpf.programs_mut().filter(|(_, program)| !is_link_program(program)) {
             load_program(program).map_err(KernelError::bpf("load program", name))?;
@@ -246,6 +237,40 @@ impl Object {
     /// Returns the cgroup programs by name.
     pub fn cgroup_programs_mut(&mut self) -> impl Iterator<Item = (&str, &mut Program)> {
         self.ebpf.programs_mut().filter(|(_, program)| !is_link_program(program))
+    }
+}
+
+/// Global variables of the programs whose values the verifier takes as fixed.
+struct Globals {
+    has_set_retval: u8,
+    has_coarse_clock: u8,
+    log_level: u8,
+    captures: u32,
+    rings: [(&'static str, u32); 3],
+}
+
+impl Globals {
+    fn new(recording: Recording) -> Self {
+        Self {
+            has_set_retval: may_choose_errors().into(),
+            has_coarse_clock: has_coarse_clock().into(),
+            log_level: recording.level(),
+            captures: recording.captures(),
+            rings: recording.rings(),
+        }
+    }
+
+    fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>, constants: &'a [(&'static str, u32)]) {
+        loader.override_global("HAS_SET_RETVAL", &self.has_set_retval, true);
+        loader.override_global("HAS_COARSE_CLOCK", &self.has_coarse_clock, true);
+        for (name, value) in constants {
+            loader.override_global(name, value, true);
+        }
+        loader.override_global(log::LEVEL, &self.log_level, true);
+        loader.override_global(log::CAPTURES, &self.captures, true);
+        for (ring, bytes) in self.rings {
+            loader.map_max_entries(ring, bytes);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Runs a link program over a frame (`BPF_PROG_TEST_RUN`). For tests.
+//! Runs a link program over a frame (`BPF_PROG_TEST_RUN`).
 
 use std::{io, os::fd::BorrowedFd};
 

@@ -14,6 +14,7 @@ mod failure;
 mod gzip;
 mod list_reader;
 mod no_proxy;
+mod pods;
 mod proxy;
 mod reflector;
 mod report;
@@ -34,6 +35,7 @@ pub use self::{
     client::kube_client,
     credentials::CredentialError,
     events::record_events,
+    pods::{PodError, PodReader},
     proxy::ProxyUrlError,
     requests::{ApiRequest, OnApiRequest, ignore_api_requests},
 };

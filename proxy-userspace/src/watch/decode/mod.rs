@@ -7,6 +7,7 @@
 
 mod node;
 mod parse;
+mod pod;
 mod raw;
 mod service;
 mod service_cidr;
@@ -18,7 +19,10 @@ use std::fmt;
 
 use serde::{Deserialize, de::DeserializeOwned};
 
-pub(super) use self::raw::{RawLabels, RawMetadata};
+pub(super) use self::{
+    pod::pod_place,
+    raw::{RawLabels, RawMetadata, RawPod},
+};
 use crate::model::{
     Delta, EndpointSlice, InvalidName, Name, NamespacedName, Node, Service, ServiceCidr, WatchEvent,
 };

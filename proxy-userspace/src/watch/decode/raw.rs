@@ -108,6 +108,16 @@ raw! {
         address: String,
     }
 
+    RawPod { metadata: RawMetadata, spec: RawPodSpec, status: RawPodStatus }
+    RawPodSpec { node_name: String, host_network: bool }
+    RawPodStatus {
+        #[serde(rename = "podIP")]
+        pod_ip: String,
+        #[serde(rename = "podIPs")]
+        pod_ips: Vec<RawPodIp>,
+    }
+    RawPodIp { ip: String }
+
     RawServiceCidr { metadata: RawMetadata, spec: RawServiceCidrSpec }
     RawServiceCidrSpec { cidrs: Vec<String> }
 }
@@ -119,12 +129,12 @@ impl RawMetadata {
     }
 
     /// Returns the name as it is written.
-    pub(super) fn name(&self) -> Option<&str> {
+    pub(in crate::watch) fn name(&self) -> Option<&str> {
         self.name.as_deref().filter(|name| !name.is_empty())
     }
 
     /// Returns the namespace as it is written.
-    pub(super) fn namespace(&self) -> Option<&str> {
+    pub(in crate::watch) fn namespace(&self) -> Option<&str> {
         self.namespace.as_deref().filter(|namespace| !namespace.is_empty())
     }
 

@@ -22,6 +22,7 @@ mod file;
 #[cfg(feature = "fuzzing")]
 mod fuzzing;
 mod json;
+mod pods;
 #[cfg(test)]
 mod tests;
 mod watcher;
@@ -37,6 +38,7 @@ use tokio::{
 
 #[cfg(feature = "fuzzing")]
 pub use self::fuzzing::{Manifest, read_manifest};
+pub use self::pods::find_pod;
 use self::{
     directory::Directory,
     watcher::{Changes, DirectoryWatcher},

@@ -21,14 +21,19 @@ const STICKY: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: sticky, na
                       sessionAffinityConfig: {clientIP: {timeoutSeconds: 500}}, \
                       ports: [{port: 80, nodePort: 30081, targetPort: 8080}]}\n";
 
+/// Adds a Service with affinity.
+pub(super) fn add_sticky_service(node: &TestNode) -> Result<()> {
+    node.cluster.apply_all(STICKY)?;
+    let mut slices = Slices::for_all_services(&[Host::A1, Host::A2]);
+    slices.add("sticky", false, WEB_PORT, &[Host::A1, Host::A2]);
+    node.cluster.apply_all(slices.text())
+}
+
 /// A client outside, and in the ebpf mode a process of the node, have affinity after a connection.
 pub(crate) fn clients_with_affinity_are_listed(setup: &Setup) -> Result<()> {
     let mut node = TestNode::started(setup, &setup.mode, "{}")?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
-    node.cluster.apply_all(STICKY)?;
-    let mut slices = Slices::for_all_services(&[Host::A1, Host::A2]);
-    slices.add("sticky", false, WEB_PORT, &[Host::A1, Host::A2]);
-    node.cluster.apply_all(slices.text())?;
+    add_sticky_service(&node)?;
     let outside = affinity_after(&mut node, setup, Host::Client, "192.168.57.11:30081", "192.168.57.50")?;
     ensure!((480..=500).contains(&outside["remainingSeconds"].as_u64().unwrap_or_default()), "{outside}");
     // Packets of the node itself have the source that the route to the VIP gives them.
@@ -102,18 +107,18 @@ fn affinity_after(node: &mut TestNode, setup: &Setup, from: Host, to: &str, clie
 }
 
 /// Returns the items of a list.
-fn get(node: &TestNode, setup: &Setup, what: &str) -> Result<Vec<Value>> {
+pub(super) fn get(node: &TestNode, setup: &Setup, what: &str) -> Result<Vec<Value>> {
     let text = node.world.run(Host::Node1, &format!("{} get {what} -o json", setup.shunt.display()))?;
     let list: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
     Ok(list["items"].as_array().cloned().unwrap_or_default())
 }
 
 /// What somebody changes, and what shows it.
-struct Damage {
-    line: String,
-    shown: &'static str,
+pub(super) struct Damage {
+    pub(super) line: String,
+    pub(super) shown: &'static str,
     /// It is of the Service `web`, not of what all Services share.
-    is_of_web: bool,
+    pub(super) is_of_web: bool,
     /// The next periodic look repairs it.
     is_repaired: bool,
 }
@@ -159,7 +164,7 @@ fn drift_of_web(node: &TestNode, setup: &Setup) -> Result<Option<usize>> {
 /// The longest time until the next periodic look.
 const LOOK: Duration = Duration::from_secs(50);
 
-fn damages(mode: &str, node: &TestNode) -> Vec<Damage> {
+pub(super) fn damages(mode: &str, node: &TestNode) -> Vec<Damage> {
     let pins = node.world.pin_directory();
     let pins = pins.display();
     let of_web = |line: String, shown, is_repaired| Damage { line, shown, is_of_web: true, is_repaired };

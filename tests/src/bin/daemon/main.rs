@@ -6,6 +6,7 @@ mod bpffs;
 mod browser;
 mod bundle;
 mod doctor;
+mod explained;
 mod give_back;
 mod lifecycle;
 mod lists;
@@ -82,6 +83,9 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("drift", lists::drift_is_named),
     ("top", top::top_shows_what_happens_and_gives_the_terminal_back),
     ("ui", ui::pages_work_in_a_browser_with_and_without_scripts),
+    ("explain-affinity", explained::the_holder_of_affinity_is_named),
+    ("explain-others", explained::rules_of_others_on_the_way_are_named),
+    ("explain-check", explained::a_check_names_where_the_kernel_differs),
     ("monitoring", monitoring::queries_have_data_and_alerts_react),
     ("bundle", bundle::a_bug_report_has_everything_but_secrets),
     ("doctor", doctor::doctor_finds_each_fault_and_none_on_a_healthy_node),

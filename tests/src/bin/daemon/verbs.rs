@@ -17,6 +17,8 @@ use shunt_tests::{
 use super::test_node::{Setup, TestNode};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
+const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: job-1, namespace: jobs}\n\
+                   spec: {nodeName: node1}\nstatus: {podIPs: [{ip: 10.244.1.99}]}\n";
 const NODE_PORT: &str = "192.168.57.11:30080";
 
 /// A process of another user has the name of the socket before shunt starts.
@@ -62,7 +64,9 @@ pub(crate) fn get_and_explain_answer_on_the_node(setup: &Setup) -> Result<()> {
     says(&node, "get left-out 2>&1", &["no left-out"])?;
     says(&node, "explain node 10.96.0.80:80", &["default/web", "+ 10.244.1.11:", "translated: one of 2"])?;
     says(&node, "explain 10.244.1.13 10.96.0.80:81 -o yaml", &["kind: Explanation", "verdict: "])?;
-    fails(&node, "explain web-0 10.96.0.80:80", "must be node or the address")?;
+    says(&node, "explain pod/a1 web.default:80", &["10.244.1.11, default/a1, a pod of this", "(a2, node1"])?;
+    fails(&node, "explain a1 web:81", "default/web:81 has no such port: it has 80/tcp")?;
+    fails(&node, "explain web-0 web", "there is no pod default/web-0")?;
     let nobody = format!("setpriv --reuid 65534 --clear-groups {shunt} get links 2>&1 || true");
     let text = node.world.run(Host::Node1, &nobody)?;
     ensure!(text.contains("answers only processes of root"), "a stranger gets: {text}");
@@ -116,16 +120,19 @@ fn a_node_is_explained_by_manifests(node: &TestNode, shunt: &str) -> Result<()> 
     fs::write(directory.join("node.yaml"), NODE)?;
     fs::write(directory.join("services.yaml"), SERVICES)?;
     fs::write(directory.join("slices.yaml"), Slices::for_all_services(&[Host::A1]).text())?;
-    let ask = |more: &str| {
+    fs::write(directory.join("pod.yaml"), POD)?;
+    let ask_about = |from: &str, more: &str| {
         let of = format!("--manifests {} {more}", directory.display());
-        node.world.run(
-            Host::Client,
-            &format!("{shunt} explain 192.168.57.50 192.168.57.11:30080 {of} 2>&1 || true"),
-        )
+        node.world.run(Host::Client, &format!("{shunt} explain {from} 192.168.57.11:30080 {of} 2>&1 || true"))
     };
+    let ask = |more: &str| ask_about("192.168.57.50", more);
     let text = ask("--node node1 --mode nftables")?;
     ensure!(text.contains("the rules of the nftables mode") && text.contains("one of 1 endpoints"), "{text}");
     let text = ask("--node node9")?;
     ensure!(text.contains("no Node node9 in"), "{text}");
+    let text = ask_about("jobs/job-1", "--node node1")?;
+    ensure!(text.contains("10.244.1.99, jobs/job-1, a pod of this node"), "{text}");
+    let text = ask_about("job-1", "--node node1")?;
+    ensure!(text.contains("no Pod default/job-1 in"), "{text}");
     Ok(())
 }
