@@ -75,12 +75,8 @@ fn drops_rest(chain: &Chain, base: BaseChain) -> Option<String> {
 
 /// Returns true if a rule accepts packets of new connections.
 fn accepts_new(rule: &Rule) -> bool {
-    let is_of_open_connections = |found: &Match| {
-        matches!(
-            found,
-            Match::ConnectionState | Match::Mark(_) | Match::ConnectionMark(_) | Match::Translation
-        )
-    };
+    let is_of_open_connections =
+        |found: &Match| matches!(found, Match::ConnectionState | Match::Mark(_) | Match::ConnectionMark(_));
     rule.actions.contains(&Action::Accept) && !rule.matches.iter().any(is_of_open_connections)
 }
 

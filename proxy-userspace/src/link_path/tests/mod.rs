@@ -4,7 +4,7 @@ mod kernel;
 mod rules;
 
 use super::{
-    Evidence, judge, nft_json,
+    Evidence, drops_before_services, forward_drops, judge, nft_json,
     ruleset::{Family, Source, Table},
     save,
 };
@@ -89,5 +89,18 @@ fn every_ruleset_says_where_it_is_from_and_has_rules() {
     for (file, text, _) in RULESETS {
         assert!(text.starts_with("# "), "{file}");
         assert!(tables(file, text).iter().any(|table| !table.chains.is_empty()), "{file}");
+    }
+}
+
+/// A CNI or a firewall that accepts its own pods is no fault of a node.
+#[test]
+fn known_rulesets_drop_no_node_ports_and_accept_some_of_what_they_forward() {
+    for (file, text, _) in RULESETS {
+        let evidence = evidence(tables(file, text));
+        let drops_all: Vec<_> =
+            forward_drops(&evidence).into_iter().filter(|chain| !chain.accepts_some).collect();
+        assert_eq!(drops_all, [], "{file}");
+        let drops = drops_before_services(&evidence, false);
+        assert_eq!(!drops.is_empty(), *file == "raw-drop.save", "{file}: {drops:?}");
     }
 }
