@@ -1,11 +1,14 @@
 //! The verbs on the command line.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
 use super::{ExplainArguments, FlowFilter, Output, Resource, explain_arguments};
-use crate::trace::{self, TraceArguments};
+use crate::{
+    kernel::bpf::DEFAULT_PIN_DIR,
+    trace::{self, TraceArguments},
+};
 
 pub(super) const EXIT: &str = "It exits with status 1 if nothing answers or the named Service is not there, and with 2 if the command \
                     line is wrong.";
@@ -36,6 +39,8 @@ pub struct GetArguments {
     pub flows: FlowFilter,
     /// How to print.
     pub output: Output,
+    /// Where pins are, if no shunt runs that says it.
+    pub pin_directory: PathBuf,
     /// Print rows that change, until a signal ends it.
     pub watch: bool,
 }
@@ -106,6 +111,12 @@ fn get() -> Command {
                 .help("Compare the kernel with what was written for each of these services"),
         )
         .args(flow_filters())
+        .arg(
+            argument("bpf-pin-dir", "DIRECTORY", "Where pins are, if no shunt runs that says it")
+                .long("bpf-pin-dir")
+                .value_parser(value_parser!(PathBuf))
+                .default_value(DEFAULT_PIN_DIR),
+        )
         .arg(output_argument("Format: table, wide, json, yaml, or jsonpath=TEMPLATE"))
         .arg(
             Arg::new("watch")
@@ -181,6 +192,7 @@ fn read_get(matches: &ArgMatches) -> Option<GetArguments> {
         drift: matches.get_flag("drift"),
         flows,
         output: matches.get_one::<Output>("output")?.clone(),
+        pin_directory: matches.get_one::<PathBuf>("bpf-pin-dir")?.clone(),
         watch: matches.get_flag("watch"),
     })
 }

@@ -35,20 +35,27 @@ pub(super) async fn named(
 ) -> Result<Vec<ConnectionRow>, NoAnswer> {
     let reader = move |inspected: &Inspected<'_>| {
         let Found { connections, namespaces } = &found;
-        let row = |known| row(inspected.model, known, namespaces, &filter);
+        let row = |known| row(Some(inspected.model), known, namespaces, &filter);
         connections.iter().filter_map(row).collect()
     };
     inspector.read(reader).await
 }
 
+/// Reads the connections that match, where no shunt runs that knows their Services. Blocks.
+pub(super) fn without_daemon(pins: &Path, filter: &FlowFilter) -> Result<Vec<ConnectionRow>, KernelError> {
+    let Found { connections, namespaces } = read(pins)?;
+    Ok(connections.iter().filter_map(|known| row(None, known, &namespaces, filter)).collect())
+}
+
+/// Returns `None` if the filter leaves it out.
 fn row(
-    model: &Model,
+    model: Option<&Model>,
     known: &KnownConnection,
     namespaces: &Namespaces,
     filter: &FlowFilter,
 ) -> Option<ConnectionRow> {
     let KnownConnection { protocol, namespace, client, vip, frontend, endpoint, state } = known;
-    let key = frontend.and_then(|frontend| owner_of(model, frontend, *protocol));
+    let key = frontend.zip(model).and_then(|(frontend, model)| owner_of(model, frontend, *protocol));
     let is_wanted = filter.client.is_none_or(|wanted| wanted == client.ip())
         && filter.vip.is_none_or(|wanted| vip.is_some_and(|vip| wanted == vip.ip()))
         && filter.endpoint.is_none_or(|wanted| wanted == endpoint.ip())

@@ -103,7 +103,7 @@ pub(super) async fn named(
     services: Option<Filter>,
 ) -> Result<Vec<FlowRow>, NoAnswer> {
     let reader = move |inspected: &Inspected<'_>| {
-        flows.iter().filter_map(|flow| row(inspected.model, flow, services.as_ref())).collect()
+        flows.iter().filter_map(|flow| row(Some(inspected.model), flow, services.as_ref())).collect()
     };
     inspector.read(reader).await
 }
@@ -115,10 +115,22 @@ pub(super) fn owner_of(model: &Model, address: SocketAddr, protocol: Protocol) -
     of_address.or_else(|| model.owner(None, port, protocol, family)).map(|owner| owner.key)
 }
 
+/// Reads the flows that match, where no shunt runs that knows their Services.
+pub(super) async fn without_daemon(
+    pins: Option<PathBuf>,
+    filter: FlowFilter,
+) -> Result<Vec<FlowRow>, KernelError> {
+    let (mut parts, mut rows) = (read(pins, filter), Vec::new());
+    while let Some(part) = parts.recv().await {
+        rows.extend(part?.iter().filter_map(|flow| row(None, flow, None)));
+    }
+    Ok(rows)
+}
+
 /// Returns `None` if the filter leaves it out.
-fn row(model: &Model, flow: &KnownFlow, services: Option<&Filter>) -> Option<FlowRow> {
+fn row(model: Option<&Model>, flow: &KnownFlow, services: Option<&Filter>) -> Option<FlowRow> {
     let KnownFlow { protocol, client, destination, endpoint, state, by, expires_after, idle, age } = *flow;
-    let service = owner_of(model, destination, protocol);
+    let service = model.and_then(|model| owner_of(model, destination, protocol));
     if services.is_some_and(|wanted| !service.is_some_and(|key| wanted.matches(key))) {
         return None;
     }

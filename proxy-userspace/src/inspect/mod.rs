@@ -24,6 +24,7 @@ mod output;
 mod pods;
 mod rows;
 mod server;
+mod without_daemon;
 
 pub use self::{
     affinity::AffinityFilter,
@@ -40,6 +41,7 @@ pub use self::{
     pods::PodFinder,
     rows::{Counts, EndpointRow, ExemptRow, LeftOutRow, LinkRow, NamedPort, Row, ServiceRow},
     server::{NodeInspector, routes},
+    without_daemon::read_without_daemon,
 };
 
 /// The name of the socket.

@@ -135,6 +135,18 @@ impl PacketTrace {
     }
 }
 
+/// Removes the tables with these names, which a killed process left on kernels before 5.12.
+pub fn remove_leftovers(names: impl IntoIterator<Item = String>) -> Result<(), KernelError> {
+    let mut nftables = Nftables::open()?;
+    for name in names {
+        for family in IpFamily::ALL {
+            // Usually there is none.
+            let _ = nftables.commit(&name, &[(family, Change::DeleteTable)]);
+        }
+    }
+    Ok(())
+}
+
 /// Returns the tables of both families with their chains, without destinations.
 fn table() -> Vec<(IpFamily, Change)> {
     let chain = |name: &str, number, priority| {

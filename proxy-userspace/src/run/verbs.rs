@@ -10,9 +10,9 @@ use std::{
 use proxy_userspace::{
     causes::with_causes,
     inspect::{
-        AffinityFilter, AffinityRow, Client, ConnectionRow, DriftRow, EndpointRow, ExemptRow,
+        AffinityFilter, AffinityRow, Client, ClientError, ConnectionRow, DriftRow, EndpointRow, ExemptRow,
         ExplainArguments, Filter, FlowFilter, FlowRow, GetArguments, LeftOutRow, LinkRow, Output, Resource,
-        Row, ServiceRow, Verb, print, print_one, table,
+        Row, ServiceRow, Verb, print, print_one, read_without_daemon, table,
     },
 };
 use tokio::{runtime, time::sleep};
@@ -93,7 +93,11 @@ async fn list<T: Row>(arguments: &GetArguments) -> anyhow::Result<ExitCode> {
 async fn read<T: Row>(arguments: &GetArguments) -> anyhow::Result<Vec<T>> {
     let GetArguments { resource, name, namespace, flows, drift, .. } = arguments;
     let mut rows = Vec::new();
-    let mut client = Client::connect().await?;
+    let mut client = match Client::connect().await {
+        Ok(client) => client,
+        Err(error @ ClientError::NotRunning(_)) => return without_daemon(arguments, error).await,
+        Err(error) => return Err(error.into()),
+    };
     let (namespace, name) = (namespace.clone(), name.clone());
     let on_row = |row| rows.push(row);
     match resource {
@@ -106,6 +110,16 @@ async fn read<T: Row>(arguments: &GetArguments) -> anyhow::Result<Vec<T>> {
         _ => client.list(*resource, &Filter { namespace, name, drift: *drift }, on_row).await?,
     }
     Ok(rows)
+}
+
+/// Reads what the kernel alone can tell.
+async fn without_daemon<T: Row>(arguments: &GetArguments, error: ClientError) -> anyhow::Result<Vec<T>> {
+    let GetArguments { resource, flows, pin_directory, .. } = arguments;
+    let Some(read) = read_without_daemon(*resource, flows, pin_directory).await else {
+        return Err(error.into());
+    };
+    eprintln!("shunt: no shunt runs in this network namespace, so nobody knows the Services");
+    Ok(read?.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
 }
 
 /// Prints rows that come or change, until an error or a signal ends it.

@@ -5,11 +5,11 @@
 //! is dropped by legacy iptables or IPVS is reported by nobody: it is just not seen again.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     mem,
     net::{IpAddr, SocketAddr},
     ops::Bound,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -25,7 +25,7 @@ use crate::{
     explain::{Client, Question, Situation, Verdict, explain},
     kernel::{
         KernelError,
-        packet_trace::{Destination, PacketTrace, Sighting, Stage},
+        packet_trace::{self, Destination, PacketTrace, Sighting, Stage},
     },
     model::{Frontend, IpFamily, Protocol, ServicePortKey},
     sync::{Inspected, Inspector, NoAnswer},
@@ -38,12 +38,45 @@ const MOST_PACKETS: usize = 4096;
 /// How many service ports one reading of the loop covers.
 const PORTS_AT_ONCE: usize = 512;
 
-/// The number of the next table.
-static NEXT_TABLE: AtomicU32 = AtomicU32::new(1);
+/// How many commands may trace netfilter at a time. Each has a table, whose number is free.
+const MOST_TABLES: u32 = 8;
+
+/// The numbers of the tables that are in use.
+static TABLES: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+
+/// The number of a table. It is free again when this is dropped.
+#[derive(Debug)]
+struct TableNumber(u32);
+
+impl TableNumber {
+    fn take() -> Option<Self> {
+        let mut used = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = (1..=MOST_TABLES).find(|number| used.insert(*number))?;
+        Some(Self(free))
+    }
+}
+
+impl Drop for TableNumber {
+    fn drop(&mut self) {
+        TABLES.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
+
+fn table_name(number: u32) -> String {
+    format!("shunt-trace-{number}")
+}
+
+/// Removes what a process that was killed left. The kernel does it itself from 5.12 on.
+pub(super) fn remove_leftovers() {
+    // A node without nf_tables has none.
+    let _ = packet_trace::remove_leftovers((1..=MOST_TABLES).map(table_name));
+}
 
 /// Traces what netfilter translates.
 pub(super) struct NetfilterTrace {
+    // Dropped before its number.
     packets: PacketTrace,
+    _number: TableNumber,
     ways: Ways,
     names: Names,
     inspector: Inspector,
@@ -53,9 +86,15 @@ impl NetfilterTrace {
     /// Begins to trace connections to the Services of a filter.
     pub(super) async fn start(inspector: &Inspector, filter: &TraceFilter) -> Result<Self, StartError> {
         let destinations = destinations(inspector, filter).await?;
-        let number = NEXT_TABLE.fetch_add(1, Ordering::Relaxed);
-        let packets = PacketTrace::start(format!("shunt-trace-{number}"), destinations)?;
-        Ok(Self { packets, ways: Ways::default(), names: Names::default(), inspector: inspector.clone() })
+        let number = TableNumber::take().ok_or(StartError::TooMany)?;
+        let packets = PacketTrace::start(table_name(number.0), destinations)?;
+        Ok(Self {
+            packets,
+            _number: number,
+            ways: Ways::default(),
+            names: Names::default(),
+            inspector: inspector.clone(),
+        })
     }
 
     /// Waits for the next events. Dropping the future loses none that are complete.
@@ -111,6 +150,9 @@ pub enum StartError {
     /// The sync loop did not answer.
     #[error(transparent)]
     NoAnswer(#[from] NoAnswer),
+    /// As many commands as may trace do so.
+    #[error("{MOST_TABLES} commands trace already: end one of them")]
+    TooMany,
     /// The kernel refused.
     #[error(transparent)]
     Kernel(#[from] KernelError),

@@ -16,7 +16,7 @@ use tokio::{
 use super::{
     filter::TraceFilter,
     names::Names,
-    netfilter::{NetfilterTrace, StartError},
+    netfilter::{self, NetfilterTrace, StartError},
     packets::Packet,
     programs::{self, ClockOffset},
     record::{TraceRecord, TracedEvent, TracedPacket},
@@ -96,8 +96,9 @@ struct Exchanged {
 }
 
 impl Tracer {
-    /// Returns a tracer that traces nothing yet.
+    /// Returns a tracer that traces nothing yet. Removes what an earlier process left.
     pub fn new(inspector: Inspector, load: LoadPrograms) -> Self {
+        netfilter::remove_leftovers();
         Self { inspector, load, running: Arc::default() }
     }
 

@@ -8,7 +8,9 @@ use super::{
     services::{addresses, counts, state},
 };
 use crate::{
-    explain::{ClientKind, ClientName, DestinationName, Explanation, NamedQuestion, Verdict},
+    explain::{
+        ClientKind, ClientName, DEFAULT_NAMESPACE, DestinationName, Explanation, NamedQuestion, Verdict,
+    },
     inspect::{EndpointRow, MOST_ENDPOINTS, ServiceDetails, ServiceRow},
 };
 
@@ -43,6 +45,7 @@ impl Question {
 fn question(from: &str, to: &str, client: ClientKind) -> Result<NamedQuestion, String> {
     let from = from.parse::<ClientName>().map_err(|error| format!("{from} {error}"))?;
     let to = to.parse::<DestinationName>()?;
+    let (from, to) = (from.in_namespace(DEFAULT_NAMESPACE), to.in_namespace(DEFAULT_NAMESPACE));
     Ok(NamedQuestion { from, client, to, outside_cgroup: false })
 }
 
@@ -120,7 +123,7 @@ fn form(details: &ServiceDetails, question: &Question) -> Markup {
     let is_listed = question.to.is_empty() || details.destinations.contains(&question.to);
     html! {
         form method="get" {
-            label { "From (node, or an address)" input name="from" value=(from) required; }
+            label { "From (node, an address, or a pod)" input name="from" value=(from) required; }
             label { "Where that is"
                 select name="client" {
                     @for (value, _, text) in CLIENTS { option value=(value) selected[question.client == value] { (text) } }

@@ -175,7 +175,7 @@ fn the_fullest_map_comes_first() {
 #[test]
 fn an_empty_form_asks_nothing() {
     assert!(Question::default().request().is_none());
-    let wrong: Question = serde_urlencoded::from_str("from=web-0&to=10.0.0.1:80").expect("a query");
+    let wrong: Question = serde_urlencoded::from_str("from=10.0.0&to=10.0.0.1:80").expect("a query");
     let error = wrong.request().expect("a question").expect_err("wrong");
-    assert!(error.contains("web-0 must be node or the address of the client"), "{error}");
+    assert!(error.contains("10.0.0 must be node, the address of the client, or a pod"), "{error}");
 }

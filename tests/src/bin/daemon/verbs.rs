@@ -74,6 +74,7 @@ pub(crate) fn get_and_explain_answer_on_the_node(setup: &Setup) -> Result<()> {
     flows_are_listed(&mut node, &shunt)?;
     rows_that_change_are_printed(&node, &shunt)?;
     a_node_is_explained_by_manifests(&node, &shunt)?;
+    flows_are_listed_while_no_shunt_runs(&mut node, &shunt)?;
     node.end()
 }
 
@@ -92,6 +93,17 @@ fn flows_are_listed(node: &mut TestNode, shunt: &str) -> Result<()> {
     let nothing = list("--client 192.0.2.99")?;
     ensure!(nothing.contains("no flows"), "{nothing}");
     Ok(())
+}
+
+/// The kernel knows them, but not their Services.
+fn flows_are_listed_while_no_shunt_runs(node: &mut TestNode, shunt: &str) -> Result<()> {
+    node.proxy.stop()?;
+    let line = format!("{shunt} get flows --client 192.168.57.50 --bpf-pin-dir $PINS 2>&1");
+    let text = node.world.run(Host::Node1, &line)?;
+    ensure!(text.contains("nobody knows the Services") && text.contains("192.168.57.50:"), "{text}");
+    let named = node.world.run(Host::Node1, &format!("{shunt} get flows web 2>&1 || true"))?;
+    ensure!(named.contains("no shunt runs in this network namespace:"), "{named}");
+    node.proxy.start(&mut node.world)
 }
 
 /// `-w` prints the endpoint that comes, and not again the one that stays.
