@@ -112,7 +112,7 @@ fn somebody_looks_for_a_service(browser: &mut Browser) -> Result<()> {
     ensure!(explained.contains("translated: one of 2 endpoints"), "{explained}");
     browser.write_into("input[name=from]", "web-0 ")?;
     let refused = browser.click("form button")?;
-    ensure!(refused.contains("must be node or the address of the client"), "{refused}");
+    ensure!(refused.contains("must be node, the address of the client, or a pod"), "{refused}");
     let node = browser.click("nav a")?;
     ensure!(node.contains("<h1>Node</h1>"), "{node}");
     Ok(())
