@@ -2,7 +2,7 @@
 //!
 //! A packet is seen before translation, and again behind all rules. Its destination says then whether
 //! it was translated. If a rule dropped or rejected it in between, the kernel reports the rule. What
-//! is dropped by legacy iptables or IPVS is reported by nobody: it is just not seen again.
+//! is dropped by legacy iptables is reported by nobody: it is just not seen again.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

@@ -57,6 +57,11 @@ pub enum TraceError {
     /// New maps are being built, or the first sync has not succeeded.
     #[error("the programs of this shunt are not attached yet: try again")]
     NotAttached,
+    /// IPVS does not report what it does with a packet, and gives it another number.
+    #[error(
+        "the kernel reports nothing about packets that IPVS translates: shunt get flows lists its connections"
+    )]
+    Ipvs,
     /// The mode has no programs.
     #[error("mode {0} has no programs: packets are captured only in the ebpf mode")]
     NoPrograms(Mode),
@@ -106,6 +111,9 @@ impl Tracer {
     pub async fn subscribe(&self, filter: TraceFilter) -> Result<Subscription, TraceError> {
         let read = |inspected: &Inspected<'_>| Some((inspected.mode?, inspected.backstop.is_some()));
         let (mode, has_backstop) = self.inspector.read(read).await?.ok_or(NoAnswer::NotRunning)?;
+        if mode == Mode::Ipvs {
+            return Err(TraceError::Ipvs);
+        }
         let has_programs = mode == Mode::Ebpf;
         if filter.packets && !has_programs {
             return Err(TraceError::NoPrograms(mode));

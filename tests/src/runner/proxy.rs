@@ -186,7 +186,8 @@ impl Proxy {
             && let Some(status) = running.exit_status()?
         {
             self.running = None;
-            bail!("the proxy ended with {} before it was healthy", describe_status(status));
+            let (status, log) = (describe_status(status), self.log_tail(15));
+            bail!("the proxy ended with {status} before it was healthy; the end of its log:\n{log}");
         }
         match world.agent(Host::Node1)?.get(get.clone())? {
             Ok(page) if page.status == 200 => return Ok(Some(())),
