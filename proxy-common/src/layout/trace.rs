@@ -8,8 +8,8 @@ map_type! {
     TraceEvent, 88 {
         /// The monotonic time in nanoseconds.
         time_ns: u64,
-        /// The interface index of the link for a packet, and the cookie of the network namespace for
-        /// a socket.
+        /// The interface index of the link for a packet, and the cookie of the network namespace
+        /// for a socket.
         place: u64,
         /// Where it comes from. [`Endpoint::NONE`] for a socket, which may have no address yet.
         source: Endpoint,
@@ -84,16 +84,17 @@ impl TraceEvent {
     }
 }
 
-/// The bytes of a packet that are kept from before the translation. Translation changes only headers,
-/// which are shorter: the longest are those of an ICMP error with the headers of its packet.
+/// The bytes of a packet that are kept from before the translation. Translation changes only
+/// headers, which are shorter: the longest are those of an ICMP error with the headers of its
+/// packet.
 pub const HEADERS_LENGTH: usize = 256;
 
 /// The bytes of a packet that are captured at most.
 pub const CAPTURE_LENGTH: usize = 2048;
 
 map_type! {
-    /// The value of `captured_headers`, a per-CPU array with one entry: the packet of which a program
-    /// decides at the moment.
+    /// The value of `captured_headers`, a per-CPU array with one entry: the packet of which a
+    /// program decides at the moment.
     CapturedHeaders, 520 {
         /// The first bytes of the packet as it came to the program.
         before: [u64; HEADERS_LENGTH / 8],

@@ -102,8 +102,8 @@ impl<L: Layer> Skb<L> {
     /// Copies the first bytes of the packet, as many as there is room for. Returns how many.
     #[inline(always)]
     pub fn copy_start<const N: usize>(&self, room: *mut [u8; N]) -> u32 {
-        // The verifier of kernels before 6.8 learns no lower bound from a comparison with zero. For an
-        // empty packet the helper fails.
+        // The verifier of kernels before 6.8 learns no lower bound from a comparison with zero. For
+        // an empty packet the helper fails.
         let rest = self.length().wrapping_sub(1);
         let rest = if rest > N as u32 - 1 { N as u32 - 1 } else { rest };
         let length = rest + 1;

@@ -71,8 +71,8 @@ pub struct KnownAffinity {
     pub remaining: Option<Duration>,
 }
 
-/// Returns the clients of these service ports. Those of endpoints that a service port has no more are
-/// left out: they get another endpoint.
+/// Returns the clients of these service ports. Those of endpoints that a service port has no more
+/// are left out: they get another endpoint.
 pub fn known_affinity(
     keeper: &AffinityKeeper,
     ports: &[AffinityPort],

@@ -39,9 +39,9 @@ pub struct KnownConnection {
 /// What the maps have of a socket.
 type Recorded = HashMap<SocketCookie, Vec<(Option<SocketAddr>, Option<SocketAddr>, SocketAddr)>>;
 
-/// Returns the connections in the maps that are pinned in this directory, as far as their sockets are
-/// still there and their network namespaces can be entered. An entry of a closed socket stays in its
-/// map until the room is needed.
+/// Returns the connections in the maps that are pinned in this directory, as far as their sockets
+/// are still there and their network namespaces can be entered. An entry of a closed socket stays
+/// in its map until the room is needed.
 pub fn known_connections(pins: &Path) -> Result<Vec<KnownConnection>, KernelError> {
     let recorded = recorded(pins)?;
     let mut found = Vec::new();

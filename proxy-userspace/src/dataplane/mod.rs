@@ -145,8 +145,9 @@ pub trait Dataplane {
         Vec::new()
     }
 
-    /// Exchanges the programs for others that trace, or for its own ones again (`None`). The next plan
-    /// for the node attaches them. Returns false if nothing changes, as in modes without programs.
+    /// Exchanges the programs for others that trace, or for its own ones again (`None`). The next
+    /// plan for the node attaches them. Returns false if nothing changes, as in modes without
+    /// programs.
     fn trace(&mut self, _state: &mut Self::State, _programs: Option<TracingPrograms>) -> bool {
         false
     }
@@ -281,8 +282,8 @@ pub struct MapFill {
     pub capacity: u32,
 }
 
-/// Returns how full the maps are that programs of the ebpf mode have, with or without a process. They
-/// are pinned in this directory.
+/// Returns how full the maps are that programs of the ebpf mode have, with or without a process.
+/// They are pinned in this directory.
 pub fn pinned_map_fill(pins: &Path) -> Result<Vec<MapFill>, KernelError> {
     ebpf::pinned_fill(pins)
 }

@@ -92,7 +92,8 @@ async fn ask(unread: &mut Unread) -> Asked {
         Err(error) => return Daemon::Silent(with_causes(&error)).into(),
         Ok(asked) => asked,
     };
-    // While no mode runs there are no lists. Before the first full sync, the kernel may hold anything.
+    // While no mode runs there are no lists. Before the first full sync, the kernel may hold
+    // anything.
     let (runs, is_ready) = (report.mode.is_some(), report.not_ready.is_empty());
     let mut asked = Asked::from(Daemon::Running(report.into()));
     let filter = Filter::default();

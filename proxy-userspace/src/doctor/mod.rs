@@ -142,7 +142,8 @@ pub struct Outcome {
     pub bundle: Option<Result<Vec<BundledFile>, BundleError>>,
 }
 
-/// Reads the facts and judges them, and writes a bug report if that was asked for. Blocks meanwhile.
+/// Reads the facts and judges them, and writes a bug report if that was asked for. Blocks
+/// meanwhile.
 pub fn run(arguments: &DoctorArguments, launcher: &Launcher) -> Outcome {
     let facts = gather::facts(arguments, launcher);
     let report = checks::judge(&facts);

@@ -14,7 +14,8 @@ pub enum AffinityState {
     Holds {
         /// The endpoint.
         endpoint: SocketAddr,
-        /// For how long, if the client does not connect again. `None` if the kernel does not tell it.
+        /// For how long, if the client does not connect again. `None` if the kernel does not tell
+        /// it.
         remaining_seconds: Option<u64>,
     },
     /// The client holds none: its next connection gets one.

@@ -39,8 +39,8 @@ pub struct DestinationName {
 pub enum HostName {
     /// An address.
     Address(IpAddr),
-    /// `NAMESPACE/NAME`, `svc/NAME`, `NAME`, `NAME.NAMESPACE`, or `NAME.NAMESPACE.svc` with any domain
-    /// behind it.
+    /// `NAMESPACE/NAME`, `svc/NAME`, `NAME`, `NAME.NAMESPACE`, or `NAME.NAMESPACE.svc` with any
+    /// domain behind it.
     Service(ObjectName),
 }
 

@@ -1,5 +1,5 @@
-//! What the pages of the daemon show. Everything is read in small parts, so that a change of the kernel
-//! waits for a page for about a millisecond at most, whatever the number of Services.
+//! What the pages of the daemon show. Everything is read in small parts, so that a change of the
+//! kernel waits for a page for about a millisecond at most, whatever the number of Services.
 
 use std::{net::IpAddr, num::NonZeroU16, ops::Bound, sync::Arc};
 
@@ -181,8 +181,9 @@ impl NodeInspector {
     }
 }
 
-/// Looks at some service ports behind a key. Returns the rows of those that were found, the last key if
-/// there are more, and how many were found. `rows_of` also gets the number that were found before it.
+/// Looks at some service ports behind a key. Returns the rows of those that were found, the last
+/// key if there are more, and how many were found. `rows_of` also gets the number that were found
+/// before it.
 fn find_some<T>(
     inspected: &Inspected<'_>,
     search: &Search,

@@ -43,8 +43,8 @@ impl Drift {
         Ok(Self { held: Arc::new(held), since })
     }
 
-    /// Returns what differs of a service port. `None` if it is left out, waits, or changed since the
-    /// reading began.
+    /// Returns what differs of a service port. `None` if it is left out, waits, or changed since
+    /// the reading began.
     pub(super) fn of(&self, inspected: &Inspected<'_>, key: &ServicePortKey) -> Option<Vec<String>> {
         inspected.programmed(key).filter(|at| *at < self.since && !inspected.left_out().contains_key(key))?;
         inspected.differences(&self.held, Some(key))

@@ -66,7 +66,8 @@ impl FlowFilter {
     }
 }
 
-/// Returns true if a time is between the limits. A time that is not known is only if there are none.
+/// Returns true if a time is between the limits. A time that is not known is only if there are
+/// none.
 fn is_within(time: Option<Duration>, min: Option<u64>, max: Option<u64>) -> bool {
     match time.map(|time| time.as_secs()) {
         Some(seconds) => min.is_none_or(|min| seconds >= min) && max.is_none_or(|max| seconds <= max),

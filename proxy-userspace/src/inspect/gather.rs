@@ -111,7 +111,8 @@ impl ServiceCounts {
     }
 }
 
-/// Returns the counts of a service port, without refusals and drops if the mode does not count them.
+/// Returns the counts of a service port, without refusals and drops if the mode does not count
+/// them.
 pub(super) fn counts(counted: &proxy_common::layout::ServiceCounts, counts_failures: bool) -> Counts {
     let failures = |count| counts_failures.then_some(count);
     Counts {

@@ -1,5 +1,5 @@
-//! What `shunt top` asks again and again: counts of service ports, the fill of maps, and the open flows
-//! of one Service's endpoints. Each answer is much smaller than a list of all service ports.
+//! What `shunt top` asks again and again: counts of service ports, the fill of maps, and the open
+//! flows of one Service's endpoints. Each answer is much smaller than a list of all service ports.
 
 use std::{
     collections::{BTreeMap, HashSet},

@@ -125,7 +125,8 @@ fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned)
 }
 
-/// Prints a list. JSON and YAML name its kind. A table of no rows says so on standard error, as kubectl does.
+/// Prints a list. JSON and YAML name its kind. A table of no rows says so on standard error, as
+/// kubectl does.
 pub fn print<T: Row>(output: &Output, kind: &'static str, rows: &[T], to: &mut dyn Write) -> io::Result<()> {
     match output {
         Output::Table => table(rows, false, true, to),

@@ -184,59 +184,57 @@ async fn differences(inspector: Inspector, filter: Filter) -> Response {
 async fn flows(
     State(NodeInspector { inspector, pin_directory, .. }): State<NodeInspector>,
     Query(filter): Query<FlowFilter>,
-) -> Response {
-    let mode = match inspector.read(|inspected| inspected.mode).await {
-        Ok(mode) => mode,
-        Err(error) => return error.into_response(),
-    };
+) -> Result<Response, NoAnswer> {
+    let mode = inspector.read(|inspected| inspected.mode).await?;
     let services = filter.services();
     let parts = flows::read((mode == Some(Mode::Ebpf)).then_some(pin_directory), filter);
     let state = (parts, inspector, services);
-    answer_with(stream::try_unfold(state, |(mut parts, inspector, services)| async move {
+    Ok(answer_with(stream::try_unfold(state, |(mut parts, inspector, services)| async move {
         let Some(part) = parts.recv().await else { return Ok(None) };
         let flows = part.map_err(io::Error::other)?;
         let rows = flows::named(&inspector, flows, services.clone()).await.map_err(io::Error::other)?;
         Ok(Some((lines(&rows), (parts, inspector, services))))
-    }))
+    })))
 }
 
 /// Answers with the connections that were translated at their sockets.
 async fn connections(
     State(NodeInspector { inspector, pin_directory, .. }): State<NodeInspector>,
     Query(filter): Query<FlowFilter>,
-) -> Response {
-    let mode = match inspector.read(|inspected| inspected.mode).await {
-        Ok(mode) => mode,
-        Err(error) => return error.into_response(),
-    };
+) -> Result<Response, NoAnswer> {
+    let mode = inspector.read(|inspected| inspected.mode).await?;
     if mode != Some(Mode::Ebpf) {
         let why = "only the ebpf mode translates at sockets: shunt get flows lists what this mode translates";
-        return unavailable(why.to_owned());
+        return Ok(unavailable(why.to_owned()));
     }
-    let read = task::spawn_blocking(move || connections::read(&pin_directory)).await;
-    match read {
-        Ok(Ok(found)) => whole(connections::named(&inspector, found, filter).await),
-        Ok(Err(error)) => unavailable(with_causes(&error)),
-        Err(error) => unavailable(error.to_string()),
-    }
+    Ok(match read_kernel(move || connections::read(&pin_directory)).await {
+        Ok(found) => whole(connections::named(&inspector, found, filter).await),
+        Err(why) => unavailable(why),
+    })
 }
 
-/// Answers with the clients that have affinity, or with the reason why the kernel does not tell them.
+/// Answers with the clients that have affinity, or with the reason why the kernel does not tell
+/// them.
 async fn affinity(
     State(NodeInspector { inspector, pin_directory, .. }): State<NodeInspector>,
     Query(filter): Query<AffinityFilter>,
-) -> Response {
+) -> Result<Response, NoAnswer> {
     let of = filter.clone();
-    let wanted = inspector.read(move |inspected| affinity::wanted(inspected, &of, &pin_directory)).await;
-    let wanted = match wanted.and_then(|wanted| wanted.ok_or(NoAnswer::NotRunning)) {
-        Ok(wanted) => wanted,
-        Err(error) => return error.into_response(),
-    };
-    let read = task::spawn_blocking(move || affinity::read(&wanted, &filter)).await;
-    match read {
-        Ok(Ok(rows)) => ([(CONTENT_TYPE, LINES)], lines(&rows)).into_response(),
-        Ok(Err(error)) => unavailable(with_causes(&error)),
-        Err(error) => unavailable(error.to_string()),
+    let wanted = inspector.read(move |inspected| affinity::wanted(inspected, &of, &pin_directory)).await?;
+    let wanted = wanted.ok_or(NoAnswer::NotRunning)?;
+    Ok(match read_kernel(move || affinity::read(&wanted, &filter)).await {
+        Ok(rows) => whole(Ok(rows)),
+        Err(why) => unavailable(why),
+    })
+}
+
+/// Reads the kernel on a thread that may block. Returns the error as a text.
+async fn read_kernel<T: Send + 'static, E: std::error::Error + Send + 'static>(
+    read: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, String> {
+    match task::spawn_blocking(read).await {
+        Ok(read) => read.map_err(|error| with_causes(&error)),
+        Err(panic) => Err(panic.to_string()),
     }
 }
 

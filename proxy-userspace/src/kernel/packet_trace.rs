@@ -1,7 +1,7 @@
 //! Follows packets through netfilter: rules of a table of its own mark the first packets of
-//! connections to some destinations (`meta nftrace set 1`), and the kernel reports their way through
-//! all rules of nf_tables (`NFNLGRP_NFTRACE`, kernel 4.6). Rules of the legacy iptables report
-//! nothing, but what is left of a packet behind them is seen.
+//! connections to some destinations (`meta nftrace set 1`), and the kernel reports their way
+//! through all rules of nf_tables (`NFNLGRP_NFTRACE`, kernel 4.6). Rules of the legacy iptables
+//! report nothing, but what is left of a packet behind them is seen.
 
 use std::{
     net::{IpAddr, SocketAddr},

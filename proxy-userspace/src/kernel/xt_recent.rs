@@ -18,7 +18,8 @@ pub struct RecentAddress {
     pub last_seen: u64,
 }
 
-/// Returns the addresses of a list. A list without a rule that uses it does not exist, and has none.
+/// Returns the addresses of a list. A list without a rule that uses it does not exist, and has
+/// none.
 pub fn list(name: &str) -> Result<Vec<RecentAddress>, KernelError> {
     let Some(directory) = LISTS.into_iter().find(|path| Path::new(path).is_dir()) else {
         let missing = io::Error::new(io::ErrorKind::NotFound, "this kernel shows no lists of xt_recent");
@@ -54,8 +55,8 @@ impl TimerTicks {
         Self::read(&fs::read_to_string(TIMERS).ok()?)
     }
 
-    /// The kernel does not tell the number of ticks of a second. But it starts to count five minutes
-    /// before 2^32 (`INITIAL_JIFFIES`), and tells the time since then.
+    /// The kernel does not tell the number of ticks of a second. But it starts to count five
+    /// minutes before 2^32 (`INITIAL_JIFFIES`), and tells the time since then.
     pub(super) fn read(text: &str) -> Option<Self> {
         const AT_OVERFLOW: u64 = 1 << 32;
         const MAX_ERROR_SECONDS: u64 = 60;

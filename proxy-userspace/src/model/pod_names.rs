@@ -4,8 +4,8 @@ use std::{fmt, iter};
 
 use super::Name;
 
-/// The names of the pods behind the endpoints of a slice, in the order of the endpoints. The pods are
-/// in the namespace of the slice.
+/// The names of the pods behind the endpoints of a slice, in the order of the endpoints. The pods
+/// are in the namespace of the slice.
 ///
 /// Most slices have the pods of one `ReplicaSet`, whose names share a long prefix. So they are one
 /// text: the prefix that all names share, then the rest of each name behind [`POD`]. An endpoint

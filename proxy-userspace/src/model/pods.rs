@@ -1,5 +1,5 @@
-//! Finds pods by their addresses, and addresses by the names of pods. Only pods that are endpoints of
-//! a Service are known.
+//! Finds pods by their addresses, and addresses by the names of pods. Only pods that are endpoints
+//! of a Service are known.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,8 +34,8 @@ pub struct PodPlace {
 }
 
 impl Model {
-    /// Returns the names of the pods with these addresses. Of two pods with one address, the one that
-    /// is not terminating has it. Reads all slices once, so ask for many addresses at once.
+    /// Returns the names of the pods with these addresses. Of two pods with one address, the one
+    /// that is not terminating has it. Reads all slices once, so ask for many addresses at once.
     pub fn pods_at(&self, addresses: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, NamespacedName> {
         let mut found: BTreeMap<IpAddr, (bool, NamespacedName)> = BTreeMap::new();
         for (namespace, endpoints, pods) in self.slices.pods() {
@@ -52,8 +52,8 @@ impl Model {
         found.into_iter().map(|(address, (_, name))| (address, name)).collect()
     }
 
-    /// Returns the pods with a name, in a namespace or in all. A pod with addresses of both families
-    /// is there twice. Reads all slices once.
+    /// Returns the pods with a name, in a namespace or in all. A pod with addresses of both
+    /// families is there twice. Reads all slices once.
     pub fn pods_named(&self, namespace: Option<&str>, name: &str) -> BTreeSet<KnownPod> {
         let slices = self.slices.pods().filter(|(of, ..)| namespace.is_none_or(|wanted| wanted == &***of));
         let pods = slices.filter_map(|(namespace, endpoints, pods)| {

@@ -93,8 +93,8 @@ type Question = (View, Option<ServiceName>);
 /// A reading, or why there is none.
 type Answer = Result<Sample, TopError>;
 
-/// Shows the live table until a key or a signal ends it. The terminal is then as before, also after a
-/// panic: ratatui sets a hook.
+/// Shows the live table until a key or a signal ends it. The terminal is then as before, also after
+/// a panic: ratatui sets a hook.
 async fn show(arguments: &TopArguments) -> anyhow::Result<ExitCode> {
     let signals = Signals::listen()?;
     let (questions, to_sampler) = mpsc::channel(1);

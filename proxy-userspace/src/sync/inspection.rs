@@ -48,7 +48,8 @@ impl Inspected<'_> {
         self.programmed.of(key)
     }
 
-    /// Returns how full maps are. The entries of maps that programs write were counted some time ago.
+    /// Returns how full maps are. The entries of maps that programs write were counted some time
+    /// ago.
     pub fn map_fill(&self) -> Vec<MapFill> {
         self.renderer.map_fill()
     }
@@ -58,8 +59,8 @@ impl Inspected<'_> {
         now()
     }
 
-    /// Returns what reads the kernel to compare it. `None` if it is not known what the kernel should
-    /// hold.
+    /// Returns what reads the kernel to compare it. `None` if it is not known what the kernel
+    /// should hold.
     pub fn held_reader(&self) -> Option<HeldReader> {
         self.renderer.held_reader()
     }
@@ -122,8 +123,8 @@ impl Inspector {
         ask(&self.running()?, Request::Read(inspection), answer).await
     }
 
-    /// Attaches programs that trace. Returns what ends that, or `None` if the mode or its state does
-    /// not allow it.
+    /// Attaches programs that trace. Returns what ends that, or `None` if the mode or its state
+    /// does not allow it.
     pub async fn trace(&self, programs: TracingPrograms) -> Result<Option<TraceEnd>, NoAnswer> {
         let to_loop = self.running()?;
         let (reply, answer) = oneshot::channel();
@@ -149,7 +150,8 @@ async fn ask<T>(
 pub struct TraceEnd(mpsc::Sender<Request>);
 
 impl TraceEnd {
-    /// Waits until the loop that traces is gone, with its programs: shunt ends, or changes its mode.
+    /// Waits until the loop that traces is gone, with its programs: shunt ends, or changes its
+    /// mode.
     pub async fn is_over(&self) {
         self.0.closed().await;
     }

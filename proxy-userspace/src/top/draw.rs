@@ -166,8 +166,9 @@ fn aligned(view: View, column: usize, cell: &str) -> Text<'_> {
     Text::from(cell).alignment(alignment)
 }
 
-/// Returns the widths of the columns that fit: what the rows on the screen need. Columns at the right are
-/// left out first. If names are still too long, the second column, which has the longest, gets less.
+/// Returns the widths of the columns that fit: what the rows on the screen need. Columns at the
+/// right are left out first. If names are still too long, the second column, which has the longest,
+/// gets less.
 fn widths(headings: &[String], rows: &[Cells], available: usize) -> Vec<Constraint> {
     let mut widths: Vec<usize> = headings.iter().map(|heading| heading.chars().count()).collect();
     for (cells, _) in rows {

@@ -1,6 +1,6 @@
-//! `shunt top`: what the Services, maps and programs of this node do at the moment. The rows and the
-//! state of the screen are plain values; `draw.rs` draws them, and `sample.rs` asks the daemon and the
-//! kernel.
+//! `shunt top`: what the Services, maps and programs of this node do at the moment. The rows and
+//! the state of the screen are plain values; `draw.rs` draws them, and `sample.rs` asks the daemon
+//! and the kernel.
 #![forbid(unsafe_code)]
 
 mod arguments;

@@ -12,7 +12,8 @@ pub struct Change {
 }
 
 impl Change {
-    /// Returns the change. `None` if the number shrank, because it began again, or if no time passed.
+    /// Returns the change. `None` if the number shrank, because it began again, or if no time
+    /// passed.
     pub fn between(before: u64, now: u64, elapsed: Duration) -> Option<Self> {
         let difference = now.checked_sub(before)?;
         (!elapsed.is_zero()).then_some(Self { difference, elapsed })

@@ -192,10 +192,12 @@ async fn maps(client: &mut Client) -> Result<Vec<MapRow>, ClientError> {
     Ok(client.maps().await?.into_iter().map(row).collect())
 }
 
-/// The counts of one reading. The empty name stands for the service ports without counts of their own.
+/// The counts of one reading. The empty name stands for the service ports without counts of their
+/// own.
 pub(super) type Counted = HashMap<NamedPort, Counts>;
 
-/// Returns a row for each service port, from the last reading, with the time since, and from this one.
+/// Returns a row for each service port, from the last reading, with the time since, and from this
+/// one.
 pub(super) fn service_rows(
     ports: &[KnownPort],
     before: Option<(Duration, &Counted)>,
@@ -222,7 +224,8 @@ pub(super) fn service_rows(
     rows
 }
 
-/// Returns the counts of a service port that nobody used, with refusals and drops if others have them.
+/// Returns the counts of a service port that nobody used, with refusals and drops if others have
+/// them.
 fn nothing(counted: &Counted) -> Counts {
     let has_failures = counted.values().next().is_some_and(|counts| counts.refusals.is_some());
     let failures = has_failures.then_some(0);
@@ -241,7 +244,8 @@ pub(super) fn rates(before: &Counts, now: &Counts, elapsed: Duration) -> Option<
     })
 }
 
-/// Returns what a program cost between two readings. One that is new has run since the first of them.
+/// Returns what a program cost between two readings. One that is new has run since the first of
+/// them.
 pub(super) fn program_load(
     before: Option<&ProgramRuns>,
     now: &ProgramRuns,

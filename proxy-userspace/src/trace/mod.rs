@@ -1,9 +1,9 @@
 //! `shunt trace`: what happens to connections and packets to Services, as it happens.
 //!
-//! The daemon has two sources. In the ebpf mode, programs that trace take the place of the others as
-//! long as somebody traces: [`tracer`]. Where netfilter translates, rules mark the first packets of
-//! connections, and the kernel reports their way: [`netfilter`]. Each subscriber gets what its filter
-//! lets through, as JSON lines on the local socket.
+//! The daemon has two sources. In the ebpf mode, programs that trace take the place of the others
+//! as long as somebody traces: [`tracer`]. Where netfilter translates, rules mark the first packets
+//! of connections, and the kernel reports their way: [`netfilter`]. Each subscriber gets what its
+//! filter lets through, as JSON lines on the local socket.
 #![forbid(unsafe_code)]
 
 mod arguments;

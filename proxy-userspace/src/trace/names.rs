@@ -66,8 +66,8 @@ impl Names {
         Ok(())
     }
 
-    /// Finds the network namespaces that are not known yet. The others, and all names, are forgotten
-    /// if they were learned too long ago.
+    /// Finds the network namespaces that are not known yet. The others, and all names, are
+    /// forgotten if they were learned too long ago.
     pub(super) async fn find_places(&mut self, cookies: impl IntoIterator<Item = NetnsCookie>) {
         if self.learned.is_none_or(|learned| learned.elapsed() > KEPT) {
             *self = Self { learned: Some(Instant::now()), ..Self::default() };
@@ -121,8 +121,8 @@ impl Names {
     }
 }
 
-/// Returns the service port that has an address. Addresses of node ports are not listed, so a port is
-/// looked up without its address, too.
+/// Returns the service port that has an address. Addresses of node ports are not listed, so a port
+/// is looked up without its address, too.
 fn service(model: &Model, (vip, protocol): Vip) -> Option<String> {
     let port = NonZeroU16::new(vip.port())?;
     let family = IpFamily::of(vip.ip());

@@ -1,8 +1,8 @@
 //! Turns what netfilter reports about packets into lines of a trace.
 //!
-//! A packet is seen before translation, and again behind all rules. Its destination says then whether
-//! it was translated. If a rule dropped or rejected it in between, the kernel reports the rule. What
-//! is dropped by legacy iptables is reported by nobody: it is just not seen again.
+//! A packet is seen before translation, and again behind all rules. Its destination says then
+//! whether it was translated. If a rule dropped or rejected it in between, the kernel reports the
+//! rule. What is dropped by legacy iptables is reported by nobody: it is just not seen again.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -304,8 +304,8 @@ fn event(way: Way, names: &mut Names) -> TracedEvent {
 /// The reason for a packet that no rule of nf_tables dropped, and that does not get through.
 const NOT_SEEN_AGAIN: &str = "not_seen_again";
 
-/// Returns true if shunt refuses this connection. The kernel reports only that a rule ended the way of
-/// the packet, and some rules drop for one destination and reject for another.
+/// Returns true if shunt refuses this connection. The kernel reports only that a rule ended the way
+/// of the packet, and some rules drop for one destination and reject for another.
 fn is_refused(inspected: &Inspected<'_>, way: &Way) -> Option<bool> {
     let backstop = inspected.backstop.as_ref().map(|backstop| backstop.mode);
     let situation = Situation { model: inspected.model, mode: inspected.mode?, backstop };

@@ -55,8 +55,8 @@ impl<W: Write> CaptureFile<W> {
         Ok(Self { path: path.into(), writer, links: HashMap::new() })
     }
 
-    /// Writes a packet before the program and, if the program changed it, after it. The comments say
-    /// which is which.
+    /// Writes a packet before the program and, if the program changed it, after it. The comments
+    /// say which is which.
     pub fn write(&mut self, packet: &TracedPacket) -> Result<(), CaptureError> {
         let before = format!("before {}{}", packet.program, of_unchanged(packet));
         let after = format!("after {}: {}", packet.program, verdict(packet));

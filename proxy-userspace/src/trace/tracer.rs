@@ -39,7 +39,8 @@ const MOST_PACKETS: usize = 2_000;
 /// How many batches a slow subscriber may be behind.
 const BATCHES: usize = 64;
 
-/// Loads programs that trace; `true` for those that capture packets. It blocks for tenths of a second.
+/// Loads programs that trace; `true` for those that capture packets. It blocks for tenths of a
+/// second.
 pub type LoadPrograms = Arc<dyn Fn(bool) -> Result<(TracingPrograms, TraceRecords), EbpfError> + Send + Sync>;
 
 /// Why nothing can be traced.

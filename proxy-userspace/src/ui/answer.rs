@@ -1,5 +1,5 @@
-//! Makes answers of pages: the headers that keep a browser from doing what the pages do not need, and
-//! errors.
+//! Makes answers of pages: the headers that keep a browser from doing what the pages do not need,
+//! and errors.
 
 use std::sync::LazyLock;
 
@@ -55,9 +55,9 @@ fn with_status(status: StatusCode, section: Section, content: &Markup) -> Respon
     (status, HEADERS, policy, Html(frame(section, content).into_string())).into_response()
 }
 
-/// Refuses requests that name this server by a DNS name other than `localhost`. A page of somebody else
-/// could have such a name, which leads here (DNS rebinding), and read these pages in the browser of
-/// whoever may.
+/// Refuses requests that name this server by a DNS name other than `localhost`. A page of somebody
+/// else could have such a name, which leads here (DNS rebinding), and read these pages in the
+/// browser of whoever may.
 pub(super) async fn by_address(request: Request, next: Next) -> Response {
     let header = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     if header.or_else(|| request.uri().host()).is_some_and(is_address) {

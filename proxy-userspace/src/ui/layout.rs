@@ -32,8 +32,8 @@ impl Section {
     }
 
     /// Returns what leads from the address of the page to that of the pages. Links are relative, so
-    /// that they also work behind a proxy that adds a path. Only pages of Services lie deeper; an error
-    /// can be anywhere.
+    /// that they also work behind a proxy that adds a path. Only pages of Services lie deeper; an
+    /// error can be anywhere.
     const fn root(self) -> &'static str {
         match self {
             Self::Service => "../../",

@@ -77,7 +77,8 @@ fn programs_trace_only_if_asked_and_have_no_code_for_it_otherwise() {
     }
 }
 
-/// All programs pass the verifier with the code that traces, and with the code that captures packets.
+/// All programs pass the verifier with the code that traces, and with the code that captures
+/// packets.
 #[test]
 fn programs_that_trace_use_the_maps_of_those_that_do_not() {
     let mut bench = Bench::new();

@@ -1,8 +1,8 @@
 //! Asks a copy of the link program what it does with a packet. Nothing of it stays in the kernel.
 //!
-//! The copy reads the maps that are in use: Services, endpoints and the settings of the node. It has
-//! maps of its own for what programs write: flows, affinity and counts. So a packet leaves no flow
-//! and no count behind, and each packet is the first one of its connection.
+//! The copy reads the maps that are in use: Services, endpoints and the settings of the node. It
+//! has maps of its own for what programs write: flows, affinity and counts. So a packet leaves no
+//! flow and no count behind, and each packet is the first one of its connection.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -41,7 +41,7 @@ pub enum Rehearsed {
 }
 
 /// Runs a copy of the link program, with the maps pinned in a directory, over the first packet of a
-/// connection. The packet seems to come in on a link that is none of a pod.
+/// connection. To the program, the packet comes in on a link that belongs to no pod.
 ///
 /// # Errors
 /// Returns an error if the maps are not there, if the kernel refuses the program or the frame, or if

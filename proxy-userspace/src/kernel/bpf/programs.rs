@@ -26,9 +26,9 @@ pub struct ProgramRuns {
     pub run_time: Duration,
 }
 
-/// Makes the kernel measure the runs of all programs of the machine, which costs some ten nanoseconds a
-/// run. The kernel stops when the last process that wants it ends, in whatever way, unless
-/// `kernel.bpf_stats_enabled` is set.
+/// Makes the kernel measure the runs of all programs of the machine, which costs some ten
+/// nanoseconds a run. The kernel stops when the last process that wants it ends, in whatever way,
+/// unless `kernel.bpf_stats_enabled` is set.
 #[derive(Debug)]
 pub struct RunStatistics {
     _descriptor: OwnedFd,

@@ -260,8 +260,8 @@ impl Connection {
         self.state.status & IPS_ASSURED != 0
     }
 
-    /// Returns the age of the entry. `None` unless `net.netfilter.nf_conntrack_timestamp` was on when it
-    /// was created.
+    /// Returns the age of the entry. `None` unless `net.netfilter.nf_conntrack_timestamp` was on
+    /// when it was created.
     pub fn age(&self, now_since_1970: Duration) -> Option<Duration> {
         self.state.began.map(|began| now_since_1970.saturating_sub(began))
     }

@@ -1,5 +1,5 @@
-//! Counts the connections of IPVS, and lists its persistent clients. Reads the kernel's file (`ip_vs_conn_seq_show` of
-//! `net/netfilter/ipvs/ip_vs_conn.c`).
+//! Counts the connections of IPVS, and lists its persistent clients. Reads the kernel's file
+//! (`ip_vs_conn_seq_show` of `net/netfilter/ipvs/ip_vs_conn.c`).
 
 use std::{
     fs::File,

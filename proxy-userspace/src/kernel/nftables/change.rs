@@ -26,8 +26,9 @@ use crate::kernel::netlink::MessageBuffer;
 pub enum Change {
     /// Adds the table, with this comment.
     AddTable(&'static str),
-    /// Adds the table, with this comment, for the socket that makes the change: nobody else can change
-    /// it, and the kernel deletes it when the socket is closed. Minimum kernel: 5.12 (6001a930ce03).
+    /// Adds the table, with this comment, for the socket that makes the change: nobody else can
+    /// change it, and the kernel deletes it when the socket is closed. Minimum kernel: 5.12
+    /// (6001a930ce03).
     AddOwnedTable(&'static str),
     /// Deletes the table with everything in it.
     DeleteTable,

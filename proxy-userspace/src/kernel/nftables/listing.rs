@@ -85,8 +85,8 @@ impl Nftables {
         Ok(counts)
     }
 
-    /// Lists the addresses of a set that forgets them, each with the time until then. A set that does
-    /// not exist has none.
+    /// Lists the addresses of a set that forgets them, each with the time until then. A set that
+    /// does not exist has none.
     pub fn list_addresses(
         &mut self,
         family: IpFamily,

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use super::raw::RawPod;
 use crate::model::{NamespacedName, PodPlace};
 
-/// Decodes the place of a pod. Its addresses are those in `status.podIPs`; what is no address is left
-/// out.
+/// Decodes the place of a pod. Its addresses are those in `status.podIPs`; what is no address is
+/// left out.
 pub(in crate::watch) fn pod_place(name: NamespacedName, raw: RawPod) -> PodPlace {
     let (spec, status) = (raw.spec.unwrap_or_default(), raw.status.unwrap_or_default());
     let listed = status.pod_ips.unwrap_or_default().into_iter().filter_map(|address| address.ip);

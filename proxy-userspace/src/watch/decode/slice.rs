@@ -88,8 +88,8 @@ fn slice_endpoint(
     })
 }
 
-/// Decodes `targetRef`. None unless it names a pod of the slice's namespace. The name is only shown, so
-/// one that is not valid is no problem.
+/// Decodes `targetRef`. None unless it names a pod of the slice's namespace. The name is only
+/// shown, so one that is not valid is no problem.
 fn pod(target: &RawTargetRef, namespace: &str) -> Option<Name> {
     let is_pod = target.kind.as_deref() == Some("Pod");
     let is_near = target.namespace.as_deref().is_none_or(|of| of.is_empty() || of == namespace);

@@ -1,4 +1,5 @@
-//! Finds a pod in manifests, for a question about it. Pods are no objects of [`super::ManifestSource`].
+//! Finds a pod in manifests, for a question about it. Pods are no objects of
+//! [`super::ManifestSource`].
 
 use std::{
     ffi::OsStr,

@@ -31,8 +31,8 @@ const EXPECTED: [&str; 17] = [
     "system/mounts.txt",
 ];
 
-/// Secrets wherever shunt reads some: in the kubeconfig, in files that it names, in the environment,
-/// in proxy URLs; and in a rule of another program.
+/// Secrets wherever shunt reads some: in the kubeconfig, in files that it names, in the
+/// environment, in proxy URLs; and in a rule of another program.
 pub(crate) fn a_bug_report_has_everything_but_secrets(setup: &Setup) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let [script, kubeconfig, token, key] =

@@ -58,8 +58,8 @@ pub(crate) fn the_holder_of_affinity_is_named(setup: &Setup) -> Result<()> {
     node.end()
 }
 
-/// A healthy node has no difference, and a check leaves nothing behind. What somebody changes in the
-/// kernel is named, with exit code 3.
+/// A healthy node has no difference, and a check leaves nothing behind. What somebody changes in
+/// the kernel is named, with exit code 3.
 pub(crate) fn a_check_names_where_the_kernel_differs(setup: &Setup) -> Result<()> {
     let mut node = TestNode::started(setup, &setup.mode, "{}")?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;

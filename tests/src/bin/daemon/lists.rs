@@ -193,8 +193,8 @@ pub(super) fn damages(mode: &str, node: &TestNode) -> Vec<Damage> {
             ),
         ],
         _ => vec![
-            // As with upstream, a single rule that is missing is not seen soon. The first line of -S
-            // is the chain.
+            // As with upstream, a single rule that is missing is not seen soon. The first line of
+            // -S is the chain.
             of_web(
                 "iptables -t nat -D KUBE-SERVICES $(($(iptables -t nat -S KUBE-SERVICES | grep -nF 10.96.0.80/32 | cut -d: -f1) - 1))"
                     .into(),

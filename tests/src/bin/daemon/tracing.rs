@@ -81,7 +81,8 @@ fn events(output: &Path) -> Result<Vec<TracedEvent>> {
     Ok(records.into_iter().filter_map(event).collect())
 }
 
-/// Writes what is the same in each run of a script: no times, ports of clients, or chosen endpoints.
+/// Writes what is the same in each run of a script: no times, ports of clients, or chosen
+/// endpoints.
 fn what(event: &TracedEvent) -> String {
     let TracedEvent { verdict, reason, protocol, client, from, vip, service, endpoint, link, .. } = event;
     let client = client.map(|client| client.ip().to_string());
@@ -113,8 +114,8 @@ fn are_loaded() -> Result<bool> {
     Ok(false)
 }
 
-/// What [`what`] writes for the clients of [`use_services`], in this order: the node, a pod, a pod's
-/// datagrams, and a client outside.
+/// What [`what`] writes for the clients of [`use_services`], in this order: the node, a pod, a
+/// pod's datagrams, and a client outside.
 fn lines_of_clients(is_ebpf: bool) -> [String; 4] {
     // In netfilter, sockets have addresses, and packets of pods come in on links.
     let (node, link) = if is_ebpf { ("node", "-") } else { ("192.168.57.11", "vetha3") };

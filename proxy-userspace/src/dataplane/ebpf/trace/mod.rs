@@ -69,7 +69,8 @@ fn run(mut events: RingReader<TraceEvent>, mut errors: MessageReader<ErrorLogger
     }
 }
 
-/// Logs what programs that trace write, in place of the [`TraceLogger`] that reads nothing meanwhile.
+/// Logs what programs that trace write, in place of the [`TraceLogger`] that reads nothing
+/// meanwhile.
 struct Log {
     level: LogLevel,
     errors: MessageReader<ErrorLogger>,

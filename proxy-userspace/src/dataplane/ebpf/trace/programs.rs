@@ -96,9 +96,9 @@ impl TraceRecords {
 }
 
 impl Ebpf {
-    /// Exchanges the programs for those that trace, or for its own ones again (`None`). The next plan
-    /// for the node attaches them. Returns false if nothing changes: no programs trace, or new maps
-    /// are built beside those in use.
+    /// Exchanges the programs for those that trace, or for its own ones again (`None`). The next
+    /// plan for the node attaches them. Returns false if nothing changes: no programs trace, or new
+    /// maps are built beside those in use.
     pub(in super::super) fn exchange(&mut self, state: &mut State, tracing: Option<TracingPrograms>) -> bool {
         if !self.attached || self.is_staged {
             return false;
