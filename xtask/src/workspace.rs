@@ -38,6 +38,11 @@ pub fn release() -> PathBuf {
     target().join("release")
 }
 
+/// Returns the folder of binaries that were built without optimisation.
+pub fn debug() -> PathBuf {
+    target().join("debug")
+}
+
 /// Returns the absolute path of cargo's target folder for host builds. `CARGO_TARGET_DIR` may be
 /// relative to the caller's folder.
 pub fn target() -> PathBuf {

@@ -1,5 +1,6 @@
 //! `cargo xtask conformance`: runs the cases on this machine, or in a virtual machine.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,6 +14,11 @@ use super::{Conformance, steps};
 
 /// The mode that not every kernel supports.
 const IPVS: &str = "ipvs";
+/// The program with scenarios of the daemon, and those that show what mode ipvs holds in the kernel.
+const DAEMON: &str = "daemon";
+const SCENARIOS: &str = "affinity,drift,explain-affinity,explain-check,explain-others";
+/// The certificates without which the scenarios' client of an API server does not start.
+const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// The guest's kernel if this machine's kernel has no IPVS and no kernel was chosen.
 const KERNEL: Kernel = Kernel::V6_1;
 /// A guest is many times slower than this machine.
@@ -53,14 +59,16 @@ fn works(report: &str) -> Option<bool> {
 /// tests of mode ipvs.
 fn guest(what: &Conformance) -> Result<Guest> {
     let cases = what.cases.clone().unwrap_or_else(|| workspace::root().join("tests/cases"));
-    let programs = ["shunt", "conformance", IPVS].map(|name| workspace::release().join(name));
+    let programs = ["shunt", "conformance", IPVS, DAEMON].map(|name| workspace::release().join(name));
     let mut commands = vec![steps::conformance(what).words()];
     if what.mode == IPVS && what.only.is_empty() && what.cases.is_none() {
-        commands.push(vec![programs[2].clone().into(), "--shunt".into(), programs[0].clone().into()]);
+        commands.push(steps::with_shunt(IPVS).words());
+        commands.push(steps::world_program(DAEMON, IPVS).args(["--only", SCENARIOS]).words());
     }
     let mut guest =
         Guest::new(["bash".into(), "-c".into(), vm::one_after_the_other(&commands).into()].into())?;
-    guest.copies = [&programs[..], &[cases]].concat();
+    let certificates = Some(PathBuf::from(CERTIFICATES)).filter(|path| path.is_file());
+    guest.copies = programs.into_iter().chain([cases]).chain(certificates).collect();
     guest.environment = vec![PATIENCE];
     Ok(guest)
 }
@@ -104,8 +112,11 @@ mod tests {
         let script = guest.command[2].to_string_lossy();
         assert!(script.contains("/release/conformance' '--shunt'"), "{script}");
         assert!(script.contains("'--only' 'hairpin' || failed=1\nexit"), "{script}");
-        assert!(guest.copies[3].ends_with("tests/cases") && guest.copies[0].ends_with("shunt"));
+        let copied = |end| guest.copies.iter().any(|copy| copy.ends_with(end));
+        assert!(copied("tests/cases") && copied("shunt"));
         let all = super::guest(&Conformance { only: Vec::new(), ..what }).unwrap();
-        assert!(all.command[2].to_string_lossy().contains("/release/ipvs' '--shunt' "));
+        let script = all.command[2].to_string_lossy();
+        assert!(script.contains("/release/ipvs' '--shunt' "), "{script}");
+        assert!(script.contains("'--mode' 'ipvs' '--only' 'affinity,drift,"), "{script}");
     }
 }

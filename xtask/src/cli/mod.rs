@@ -25,6 +25,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use xtask::{ebpf, run, workspace};
 
+use self::test::Extent;
+
 /// The build steps of shunt.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
@@ -59,6 +61,10 @@ enum Command {
     /// Check format, lints and documents, run all tests and conformance cases, and the kernel tests
     /// also on 5.10. Needs root.
     Test {
+        /// Run only what most mistakes fail in: format, lints, documents, unit tests, the programs
+        /// with frames, and some cases. Nothing is optimised. For use before each commit.
+        #[arg(long, conflicts_with = "all_kernels")]
+        quick: bool,
         /// Run the kernel tests on all kernels that `cargo xtask vm` knows.
         #[arg(long)]
         all_kernels: bool,
@@ -240,8 +246,10 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
             }
         }
         Command::Demo { mode } => {
-            prepare_world("demo")?;
-            return Err(steps::world_program("demo", mode).exec());
+            privilege::require("demo")?;
+            setup::ensure()?;
+            steps::build_quick(&["demo"]).show()?;
+            return Err(steps::quick_program("demo", mode).exec());
         }
         Command::Fuzz { target, seconds } => {
             setup::ensure()?;
@@ -256,9 +264,13 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
             prepare_world("soak")?;
             return Err(steps::soak(*minutes, *seed).exec());
         }
-        Command::Test { all_kernels } => {
+        Command::Test { quick, all_kernels } => {
             privilege::require("test")?;
-            return test::run(*all_kernels);
+            return test::run(match (quick, all_kernels) {
+                (true, _) => Extent::Quick,
+                (_, true) => Extent::AllKernels,
+                _ => Extent::Whole,
+            });
         }
         Command::Docs => docs::run()?,
         Command::Monitoring { recording } => monitoring::run(recording.as_deref())?,
@@ -286,6 +298,7 @@ fn bench(what: &Bench) -> Result<()> {
 fn prepare_world(command: &str) -> Result<()> {
     privilege::require(command)?;
     setup::ensure()?;
+    setup::ensure_world()?;
     steps::build_world().show()
 }
 

@@ -2,7 +2,7 @@
 //! plain lines.
 
 use std::io::{IsTerminal as _, stderr};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -78,6 +78,44 @@ impl Progress {
         }
         SPINNERS.suspend(|| eprintln!("{}: {outcome} ({:.1} s)", self.label, took.as_secs_f64()));
         took
+    }
+}
+
+/// A line about everything that runs. Where there is no terminal, it is printed on
+/// request.
+pub(crate) struct Overall {
+    bar: Option<ProgressBar>,
+    line: Mutex<String>,
+}
+
+impl Overall {
+    /// Begins to show the line.
+    pub(crate) fn start() -> Self {
+        Self { bar: stderr().is_terminal().then(|| spinner("all")), line: Mutex::default() }
+    }
+
+    /// Replaces the line.
+    pub(crate) fn set(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.set_message(line.to_owned()),
+            None => line.clone_into(&mut self.line.lock().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+
+    /// Prints the line if it is not on a terminal.
+    pub(crate) fn print(&self) {
+        if self.bar.is_none() {
+            eprintln!("{}", self.line.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+}
+
+impl Drop for Overall {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+            SPINNERS.remove(bar);
+        }
     }
 }
 

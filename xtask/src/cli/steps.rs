@@ -50,9 +50,26 @@ pub(crate) fn build_world() -> Run {
     cargo(BUILD).args(["build", "--release", "--package", "proxy-userspace", "--package", "shunt-tests"])
 }
 
+/// Returns the command that builds shunt and these programs of the test world quickly: without
+/// optimisation, and with the dependencies that xtask has too.
+pub(crate) fn build_quick(programs: &[&str]) -> Run {
+    let run = cargo(BUILD).args(["build", "--package", "proxy-userspace", "--package", "shunt-tests"]);
+    run.args(["--bin", "shunt"]).args(programs.iter().flat_map(|program| ["--bin", program]))
+}
+
 /// Returns the conformance runner.
 pub(crate) fn conformance(what: &Conformance) -> Run {
-    world_program("conformance", &what.mode).args(given([
+    world_program("conformance", &what.mode).args(choice(what))
+}
+
+/// Returns the conformance runner that [`build_quick`] builds.
+pub(crate) fn quick_conformance(what: &Conformance) -> Run {
+    quick_program("conformance", &what.mode).args(choice(what))
+}
+
+/// Returns the arguments for the cases and settings of a conformance run.
+fn choice(what: &Conformance) -> impl Iterator<Item = OsString> {
+    given([
         ("--iptables", what.iptables.clone().map(Into::into)),
         ("--source", what.source.clone().map(Into::into)),
         ("--backstop", what.backstop.clone().map(Into::into)),
@@ -62,7 +79,7 @@ pub(crate) fn conformance(what: &Conformance) -> Run {
         ("--cases", what.cases.clone().map(Into::into)),
         ("--only", list(&what.only)),
         ("--except", list(&what.except)),
-    ]))
+    ])
 }
 
 /// Returns the benchmark. It writes its figures to this file.
@@ -105,8 +122,16 @@ pub(crate) fn world_program(name: &str, mode: &str) -> Run {
 
 /// Returns a program of the test world that runs shunt. [`build_world`] builds it.
 pub(crate) fn with_shunt(name: &str) -> Run {
-    let release = workspace::release();
-    Run::new(release.join(name)).arg("--shunt").arg(release.join("shunt"))
+    program_in(&workspace::release(), name)
+}
+
+/// Returns a program of the test world that runs shunt in a mode. [`build_quick`] builds it.
+pub(crate) fn quick_program(name: &str, mode: &str) -> Run {
+    program_in(&workspace::debug(), name).args(["--mode", mode])
+}
+
+fn program_in(folder: &Path, name: &str) -> Run {
+    Run::new(folder.join(name)).arg("--shunt").arg(folder.join("shunt"))
 }
 
 /// The time limit of a build from scratch, on two slow cores.

@@ -35,6 +35,11 @@ impl Summary {
         self.0.extend(other.0);
     }
 
+    /// Returns all steps.
+    pub(crate) fn steps(&self) -> impl Iterator<Item = &Outcome> {
+        self.0.iter()
+    }
+
     /// Returns the sum over all steps.
     pub(crate) fn totals(&self) -> Counts {
         let mut sum = Counts::default();

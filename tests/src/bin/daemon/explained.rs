@@ -126,7 +126,12 @@ pub(crate) fn rules_of_others_on_the_way_are_named(setup: &Setup) -> Result<()> 
     node.end()
 }
 
-/// Returns what was counted for the Service `web`.
+/// Returns what was counted for the Service `web`, except bytes: in the ipvs mode, the last packets
+/// of earlier connections still arrive.
 fn counts(node: &TestNode, setup: &Setup) -> Result<Value> {
-    Ok(get(node, setup, "services web")?.first().map(|row| row["counts"].clone()).unwrap_or_default())
+    let mut counts = get(node, setup, "services web")?.first().map(|row| row["counts"].clone());
+    if let Some(Value::Object(fields)) = &mut counts {
+        fields.retain(|name, _| !name.starts_with("bytes"));
+    }
+    Ok(counts.unwrap_or_default())
 }

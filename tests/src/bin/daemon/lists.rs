@@ -36,8 +36,13 @@ pub(crate) fn clients_with_affinity_are_listed(setup: &Setup) -> Result<()> {
     add_sticky_service(&node)?;
     let outside = affinity_after(&mut node, setup, Host::Client, "192.168.57.11:30081", "192.168.57.50")?;
     ensure!((480..=500).contains(&outside["remainingSeconds"].as_u64().unwrap_or_default()), "{outside}");
-    // Packets of the node itself have the source that the route to the VIP gives them.
-    let (client, of) = if setup.mode == "ebpf" { ("node", "sockets") } else { ("192.168.57.11", "packets") };
+    // Packets of the node itself have the source that the route to the VIP gives them. In the ipvs
+    // mode the VIP is an address of the node.
+    let (client, of) = match setup.mode.as_str() {
+        "ebpf" => ("node", "sockets"),
+        "ipvs" => ("10.96.0.81", "packets"),
+        _ => ("192.168.57.11", "packets"),
+    };
     let own = affinity_after(&mut node, setup, Host::Node1, "10.96.0.81:80", client)?;
     ensure!(own["of"] == of, "{own}");
     let others = get(&node, setup, "affinity web")?;
@@ -192,6 +197,11 @@ pub(super) fn damages(mode: &str, node: &TestNode) -> Vec<Damage> {
                 true,
             ),
         ],
+        "ipvs" => vec![of_web(
+            "ip address delete 10.96.0.80/32 dev kube-ipvs0".into(),
+            "the address 10.96.0.80 of the link kube-ipvs0 is missing",
+            true,
+        )],
         _ => vec![
             // As with upstream, a single rule that is missing is not seen soon. The first line of
             // -S is the chain.

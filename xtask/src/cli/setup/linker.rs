@@ -22,6 +22,9 @@ fn command(llvm: u32) -> Run {
         .args(["install", "bpf-linker", "--version", BPF_LINKER, "--locked", "--no-default-features"])
         .args(["--features", &format!("llvm-{llvm}"), "--root"])
         .arg(linker_root(llvm))
+        // LLVM does the work of the linker, so optimising the linker itself would not pay.
+        .arg("--debug")
+        .env("CARGO_PROFILE_DEV_DEBUG", "false")
         .env("LLVM_PREFIX", format!("/usr/lib/llvm-{llvm}"))
         // Without it, cargo builds in a temporary folder.
         .without_env("CARGO_TARGET_DIR")
@@ -41,6 +44,6 @@ mod tests {
     fn linker_gets_feature_and_folder_of_its_llvm() {
         let shown = command(22).to_string();
         assert!(shown.contains("--features llvm-22 --root /"), "{shown}");
-        assert!(shown.ends_with("-llvm-22"), "{shown}");
+        assert!(shown.ends_with("-llvm-22 --debug"), "{shown}");
     }
 }

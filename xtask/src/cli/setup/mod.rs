@@ -19,7 +19,7 @@ use xtask::{search, workspace};
 use self::apt::Packages;
 pub(crate) use self::apt::{depends, unpack_all};
 pub(crate) use self::tools::KEYRING;
-use self::tools::{COMPONENTS, FUZZ_TOOLS, QEMU, TEST_TOOLS, TOOLS, Tool, VM_TOOLS};
+use self::tools::{COMPONENTS, FUZZ_TOOLS, QEMU, TEST_TOOLS, TOOLS, Tool, VM_TOOLS, WORLD_TOOLS};
 use super::progress::Progress;
 
 const DOWNLOAD: Duration = Duration::from_mins(10);
@@ -30,23 +30,24 @@ struct Needs {
     /// The compilers and linkers of this machine. `None` if no toolchain is needed.
     survey: Option<Survey>,
     tools: Vec<&'static Tool>,
-    components: Vec<&'static str>,
 }
 
 /// Sets up, and prints what was found.
 pub(crate) fn run() -> Result<()> {
     ensure()?;
+    ensure_world()?;
     let toolchain = toolchain::find()?;
     println!("compiler  {}", toolchain.compiler.rustc.display());
     println!("linker    {} (LLVM {})", toolchain.linker.path.display(), toolchain.linker.llvm);
-    for tool in &TOOLS {
+    for tool in TOOLS.iter().chain(&WORLD_TOOLS) {
         println!("{:<9} {}", tool.name, tool.find().unwrap_or_default().display());
     }
     println!("This machine can build shunt and run its demo and tests.");
     Ok(())
 }
 
-/// Sets up, unless an earlier setup is still valid. That check takes a fraction of a second.
+/// Sets up build and demo, unless an earlier setup is still valid. That check takes a fraction of a
+/// second.
 pub(crate) fn ensure() -> Result<()> {
     let stamp = workspace::tools().join("setup.stamp");
     if stamp::read(&stamp).is_some_and(|files| linker::still_runs(&files)) {
@@ -80,7 +81,7 @@ pub(crate) fn ensure_vm() -> Result<()> {
             "virtual machines need an x86-64 machine: they run its programs, and their kernels are for x86-64"
         );
     }
-    let tools = || TOOLS.iter().chain(&VM_TOOLS);
+    let tools = || TOOLS.iter().chain(&WORLD_TOOLS).chain(&VM_TOOLS);
     unpack_qemu()?;
     let missing = tools().filter(|tool| tool.find().is_none()).collect();
     install_packages(&Needs { tools: missing, ..Needs::default() })?;
@@ -95,9 +96,20 @@ pub(crate) fn ensure_fuzz() -> Result<()> {
     install_tools(&FUZZ_TOOLS)
 }
 
+/// Sets up the other tools of conformance cases, benchmarks and scenarios.
+pub(crate) fn ensure_world() -> Result<()> {
+    install_tools(&WORLD_TOOLS)
+}
+
 /// Sets up what only `cargo xtask test` runs.
 pub(crate) fn ensure_tests() -> Result<()> {
     install_tools(&TEST_TOOLS)
+}
+
+/// Sets up the parts of the Rust toolchain that check format and lints.
+pub(crate) fn ensure_components() {
+    let missing = COMPONENTS.iter().filter(|(_, program)| tools::component(program).is_none());
+    missing.for_each(|(name, _)| add_component(name));
 }
 
 fn install_tools(tools: &'static [Tool]) -> Result<()> {
@@ -118,7 +130,7 @@ fn unpack_qemu() -> Result<()> {
     if in_the_way.is_empty() { Ok(()) } else { apart::unpack(&names, &in_the_way) }
 }
 
-/// Installs in three steps: packages, the linker, and parts of the Rust toolchain.
+/// Installs packages, then the linker.
 fn install_missing(needs: &Needs) -> Result<()> {
     install_packages(needs)?;
     let survey = toolchain::survey();
@@ -126,7 +138,6 @@ fn install_missing(needs: &Needs) -> Result<()> {
         let compiler = choose(&survey, apt_knows().ok().as_ref()).with_context(|| by_hand(needs, None))?;
         linker::install(compiler.version.llvm).with_context(|| by_hand(needs, None))?;
     }
-    needs.components.iter().for_each(|name| add_component(name));
     Ok(())
 }
 
@@ -160,7 +171,7 @@ fn install_packages(needs: &Needs) -> Result<()> {
 }
 
 fn apt_knows() -> Result<Packages> {
-    let others = [&VM_TOOLS[..], &FUZZ_TOOLS, &TEST_TOOLS].map(packages::of_tools).concat();
+    let others = [&WORLD_TOOLS[..], &VM_TOOLS, &FUZZ_TOOLS, &TEST_TOOLS].map(packages::of_tools).concat();
     let names = [packages::all(&TOOLS), others].concat();
     apt::policy(names.iter().map(String::as_str))
 }
@@ -246,11 +257,6 @@ impl Needs {
         Self {
             survey: Some(toolchain::survey()),
             tools: TOOLS.iter().filter(|tool| tool.find().is_none()).collect(),
-            components: COMPONENTS
-                .iter()
-                .filter(|(_, program)| tools::component(program).is_none())
-                .map(|(name, _)| *name)
-                .collect(),
         }
     }
 
@@ -266,7 +272,6 @@ impl Needs {
         for tool in &TOOLS {
             files.push(search::program(tool.name).filter(|_| !self.tools.contains(&tool))?);
         }
-        files.extend(COMPONENTS.iter().filter_map(|(_, program)| tools::component(program)));
         Some(files)
     }
 
@@ -274,8 +279,6 @@ impl Needs {
     fn explain(&self) -> String {
         let survey = self.survey.iter().filter(|survey| survey.toolchain().is_none()).map(Survey::explain);
         let tools = self.tools.iter().map(|tool| tool.explain());
-        let components = self.components.iter();
-        let components = components.map(|name| format!("{name} is missing: `cargo xtask test` runs it"));
-        survey.chain(tools).chain(components).collect::<Vec<_>>().join("\n")
+        survey.chain(tools).collect::<Vec<_>>().join("\n")
     }
 }

@@ -18,8 +18,8 @@ pub(crate) struct Tool {
     pub(crate) packages: &'static [&'static [&'static str]],
 }
 
-/// All tools.
-pub(crate) const TOOLS: [Tool; 9] = [
+/// The tools of the demo. Every command that runs shunt needs them.
+pub(crate) const TOOLS: [Tool; 4] = [
     tool(
         "bpftool",
         "the demo shows the BPF maps with it",
@@ -34,14 +34,11 @@ pub(crate) const TOOLS: [Tool; 9] = [
     ),
     tool("iptables", "shunt uses it if there is no nft, and tests try both", "--version", &[&["iptables"]]),
     tool("ip", "conformance cases create their network with it", "-V", &[&["iproute2"]]),
+];
+
+/// The other tools of conformance cases, benchmarks and scenarios.
+pub(crate) const WORLD_TOOLS: [Tool; 3] = [
     tool("ipset", "tests create the sets that kube-proxy leaves behind", "--version", &[&["ipset"]]),
-    tool(
-        "promtool",
-        "tests check metrics and alerts with it, and run Prometheus",
-        "--version",
-        &[&["prometheus"]],
-    ),
-    tool("tshark", "tests read captured packets with it", "--version", &[&["tshark"]]),
     tool("strace", "tests count system calls with it", "--version", &[&["strace"]]),
     tool("ethtool", "conformance cases switch offloads of links with it", "--version", &[&["ethtool"]]),
 ];
@@ -78,8 +75,16 @@ pub(crate) const FUZZ_TOOLS: [Tool; 1] =
     [tool("c++", "fuzz targets contain libFuzzer, which is C++", "--version", &[&["g++"]])];
 
 /// The tools that only `cargo xtask test` runs.
-pub(crate) const TEST_TOOLS: [Tool; 1] =
-    [tool("chromium", "a test opens shunt's pages in it", "--version", &[&["chromium"]])];
+pub(crate) const TEST_TOOLS: [Tool; 3] = [
+    tool(
+        "promtool",
+        "tests check metrics and alerts with it, and run Prometheus",
+        "--version",
+        &[&["prometheus"]],
+    ),
+    tool("tshark", "tests read captured packets with it", "--version", &[&["tshark"]]),
+    tool("chromium", "a test opens shunt's pages in it", "--version", &[&["chromium"]]),
+];
 
 const fn tool(
     name: &'static str,
@@ -127,7 +132,8 @@ mod tests {
 
     #[test]
     fn every_tool_has_a_package() {
-        let mut tools = TOOLS.iter().chain(&VM_TOOLS).chain(&FUZZ_TOOLS).chain(&TEST_TOOLS);
+        let mut tools =
+            TOOLS.iter().chain(&WORLD_TOOLS).chain(&VM_TOOLS).chain(&FUZZ_TOOLS).chain(&TEST_TOOLS);
         assert!(tools.all(|tool| tool.packages.iter().any(|list| !list.is_empty())));
     }
 

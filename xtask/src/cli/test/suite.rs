@@ -1,33 +1,51 @@
-//! `cargo xtask test`: runs every check, and prints a table of the results.
+//! The steps of `cargo xtask test`.
 
 use std::env;
-use std::fs::{self, File};
-use std::io::Write as _;
-use std::iter;
-use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::ValueEnum as _;
-use xtask::run::{self, Run};
-use xtask::{ebpf, workspace};
+use xtask::run::Run;
+use xtask::workspace;
 
-use super::counts::{self, Counts};
-use super::failures::Failures;
-use super::progress::Progress;
-use super::steps::world_program;
-use super::summary::{Outcome, Summary};
-use super::vm::Kernel;
-use super::{Conformance, setup, steps};
+use super::plan::Lane;
+use super::step::{Count, Step};
+use crate::cli::Conformance;
+use crate::cli::counts;
+use crate::cli::steps::{self, world_program};
+use crate::cli::vm::Kernel;
 
 const SHORT: Duration = Duration::from_mins(2);
 const LONG: Duration = Duration::from_mins(30);
+/// Arguments of clippy.
+const DENY: [&str; 4] = ["--all-targets", "--", "-D", "warnings"];
+/// The tests of [`Extent::Quick`]: pure ones, and the programs with frames.
+const QUICK_TESTS: [&str; 3] = ["--lib", "--test", "ebpf_frames"];
+/// The cases of [`Extent::Quick`]. The modes of netfilter run only the first of them.
+const QUICK: [&str; 18] = [
+    "clusterip-tcp",
+    "clusterip-udp",
+    "dual-stack",
+    "endpoint-replaced",
+    "hairpin",
+    "no-endpoints",
+    "nodeport-cluster",
+    "restart",
+    "affinity-clientip",
+    "fragmented-udp",
+    "links-path-changes",
+    "loadbalancer-source-ranges-node",
+    "nodeport-local-with-endpoint",
+    "redirect-in-a-pod",
+    "switch-ebpf-to-nftables",
+    "udp-endpoint-replaced",
+    "v6-clusterip",
+    "vlan",
+];
+const QUICK_NETFILTER: usize = 8;
 /// The time limit of a guest. Other steps run at the same time, with higher priority.
 const GUEST: Duration = Duration::from_mins(40);
-/// The number of guests that run at the same time. Each uses one CPU that is otherwise idle.
-const GUESTS: usize = 2;
 /// Cases that often wait for silence. Only `cargo xtask conformance --mode MODE` and the ebpf mode
 /// run them.
 const SLOW: [&str; 4] = [
@@ -102,110 +120,104 @@ const NOT_IN_GUESTS: [&str; 30] = [
 /// `--all-kernels`.
 const OF_IPTABLES: [&str; 2] = ["iptables_mode::", "iptables_refused::"];
 
-/// Reads numbers of tests from a line of output.
-type Count = fn(&str) -> Option<Counts>;
-
-/// A step: its name, its command, and how its output is read.
-struct Step {
-    name: &'static str,
-    run: Run,
-    /// How to count its tests, if it runs tests. A runner that prints no numbers has not run.
-    count: Option<Count>,
-    /// True if its lines stay on the screen.
-    echo: bool,
+/// How much is tested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// What is likely to fail, in a few minutes.
+    Quick,
+    /// Everything, and the kernel tests also on the oldest kernel.
+    Whole,
+    /// Everything, and the kernel tests on all kernels.
+    AllKernels,
 }
 
-/// Runs all steps, also after one that fails.
-///
-/// The kernel tests run on this machine's kernel and on the oldest supported one, or on all.
-pub(crate) fn run(all_kernels: bool) -> Result<ExitCode> {
-    let mut summary = Summary::default();
-    summary.add(setup_step()?);
-    fs::create_dir_all(workspace::logs()).context("cannot create the folder for logs")?;
-    summary.add(ebpf_step());
-    let kernels = if all_kernels { Kernel::value_variants() } else { &[Kernel::V5_10] };
-    let skip = if all_kernels { &[][..] } else { &OF_IPTABLES };
-    let mut guests = Vec::new();
-    for kernel in kernels {
-        guests.extend(kernel_steps(*kernel, skip)?);
-    }
-    // The longest of each kernel first, so that no lane is idle at the end.
-    guests.insert(1, ipvs_step()?);
-    let guests = Mutex::new(guests.into_iter());
-    let hosts = [tests()].into_iter().chain(packets()?);
-    run_all(checks()?.into_iter(), &mut summary)?;
-    // The steps on the host mostly wait: for packets, for silence, for processes to end.
-    thread::scope(|scope| {
-        let run_guests = || {
-            let next = iter::from_fn(|| guests.lock().unwrap_or_else(PoisonError::into_inner).next());
-            let mut outcomes = Summary::default();
-            run_all(next, &mut outcomes).map(|()| outcomes)
+/// The steps by what runs them.
+#[derive(Default)]
+pub(super) struct Suite {
+    /// Steps that compile, which cargo would serialise anyway, and the check of documents.
+    pub(super) build: Vec<Step>,
+    /// Steps on this machine, with the programs that were built.
+    pub(super) host: Vec<Step>,
+    /// Steps in virtual machines.
+    pub(super) guests: Vec<Step>,
+}
+
+impl Suite {
+    pub(super) fn new(extent: Extent) -> Result<Self> {
+        let kernels = match extent {
+            Extent::Quick => return quick(),
+            Extent::Whole => &[Kernel::V5_10],
+            Extent::AllKernels => Kernel::value_variants(),
         };
-        let lanes = [(); GUESTS].map(|()| scope.spawn(run_guests));
-        run_all(hosts, &mut summary)?;
-        for lane in lanes {
-            summary.append(lane.join().map_err(|_| anyhow::anyhow!("the steps in guests panicked"))??);
+        let skip = if extent == Extent::AllKernels { &[][..] } else { &OF_IPTABLES };
+        let mut guests = Vec::new();
+        for kernel in kernels {
+            guests.extend(kernel_steps(*kernel, skip)?);
         }
-        anyhow::Ok(())
-    })?;
-    println!("\n{summary}");
-    Ok(if summary.totals().failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// Runs steps one after the other.
-fn run_all(steps: impl Iterator<Item = Step>, summary: &mut Summary) -> Result<()> {
-    for step in steps {
-        summary.add(step.run_to_end()?);
-        if let Some(signal) = run::interrupted() {
-            anyhow::bail!("stopped by signal {signal}");
-        }
+        // The longest of each kernel first, so that no lane is idle at the end.
+        guests.insert(1, ipvs_step()?);
+        Ok(Self { build: checks()?, host: [vec![tests()], packets()?].concat(), guests })
     }
-    Ok(())
+
+    /// Returns the names of the steps of each lane.
+    pub(super) fn names(&self) -> [(Lane, Vec<&'static str>); 3] {
+        let names = |steps: &[Step]| steps.iter().map(|step| step.name).collect();
+        [
+            (Lane::Build, names(&self.build)),
+            (Lane::Host, names(&self.host)),
+            (Lane::Guest, names(&self.guests)),
+        ]
+    }
 }
 
-fn setup_step() -> Result<Outcome> {
-    let started = run::now();
-    setup::ensure()?;
-    // Here, because two guests that start together must not both do it. An error appears in the
-    // guests' steps, and that of the browser in its scenario.
-    drop(setup::ensure_vm());
-    drop(setup::ensure_tests());
-    Ok(Outcome { step: "setup", ok: true, took: started.elapsed(), ..Outcome::default() })
-}
-
-/// Compiles the eBPF programs. A warning fails the step: cargo only prints warnings, and clippy
-/// does not see them because it belongs to another compiler.
-fn ebpf_step() -> Outcome {
-    let progress = Progress::start("ebpf");
-    let complaint = match ebpf::build_ebpf(&workspace::logs()) {
-        Ok(built) => built.warnings.join("\n"),
-        Err(error) => format!("{error:#}"),
+/// Returns the steps that need no optimised build: what most mistakes fail in.
+fn quick() -> Result<Suite> {
+    let cases = |mode: &str, names: &[&str]| {
+        let only = names.iter().map(ToString::to_string).collect();
+        let what = Conformance { mode: mode.into(), only, ..Conformance::default() };
+        steps::quick_conformance(&what).limit(LONG)
     };
-    let ok = complaint.is_empty();
-    if !ok {
-        progress.keep(&complaint);
-    }
-    let took = progress.end(verdict(ok));
-    Outcome { step: "ebpf", ok, took, ..Outcome::default() }
+    let packets = [
+        ("conformance ebpf", cases("ebpf", &QUICK)),
+        ("conformance nftables", cases("nftables", &QUICK[..QUICK_NETFILTER])),
+        ("conformance iptables", cases("iptables", &QUICK[..QUICK_NETFILTER])),
+    ];
+    let packets = packets.map(|(name, run)| Step::counted(name, run, counts::conformance_result));
+    let build = vec![
+        format(),
+        clippy(),
+        Step::plain("build", steps::build_quick(&["conformance"])),
+        Step::plain("build tests", steps::cargo(LONG).args(["test", "--no-run"]).args(QUICK_TESTS)),
+        documents()?,
+    ];
+    let tests = cargo_test().args(QUICK_TESTS);
+    let tests = Step::counted("tests", tests, counts::test_result);
+    Ok(Suite { build, host: [vec![tests], packets.into()].concat(), guests: Vec::new() })
 }
 
-fn verdict(ok: bool) -> &'static str {
-    if ok { "ok" } else { "FAILED" }
-}
-
-/// Returns the steps that compile, which cargo would serialise anyway, and the check of documents.
-/// Afterwards nothing is left to build.
+/// Returns the steps that compile. Afterwards nothing is left to build.
 fn checks() -> Result<Vec<Step>> {
-    let deny = ["--all-targets", "--", "-D", "warnings"];
     Ok(vec![
-        Step::plain("format", steps::cargo(SHORT).args(["fmt", "--all", "--check"])),
-        Step::plain("clippy", steps::cargo(LONG).arg("clippy").args(deny)),
+        format(),
+        clippy(),
         // The host build of proxy-ebpf is an empty program, so this checks little.
-        Step::plain("clippy ebpf", steps::cargo(LONG).args(["clippy", "-p", "proxy-ebpf"]).args(deny)),
+        Step::plain("clippy ebpf", steps::cargo(LONG).args(["clippy", "-p", "proxy-ebpf"]).args(DENY)),
         Step::plain("build", steps::build_world()),
         Step::plain("build tests", steps::cargo(LONG).args(["test", "--no-run"])),
-        Step::plain("docs", this()?.arg("docs").limit(LONG)),
+        documents()?,
     ])
+}
+
+fn format() -> Step {
+    Step::plain("format", steps::cargo(SHORT).args(["fmt", "--all", "--check"]))
+}
+
+fn clippy() -> Step {
+    Step::plain("clippy", steps::cargo(LONG).arg("clippy").args(DENY))
+}
+
+fn documents() -> Result<Step> {
+    Ok(Step::plain("docs", this()?.arg("docs").limit(LONG)))
 }
 
 /// Returns a run of this program, for another of its commands.
@@ -214,9 +226,11 @@ fn this() -> Result<Run> {
 }
 
 fn tests() -> Step {
-    let run =
-        steps::cargo(LONG).args(["test", "--no-fail-fast"]).env(steps::SAME_CASES.0, steps::SAME_CASES.1);
-    Step { count: Some(counts::test_result), ..Step::plain("tests", run) }
+    Step::counted("tests", cargo_test(), counts::test_result)
+}
+
+fn cargo_test() -> Run {
+    steps::cargo(LONG).args(["test", "--no-fail-fast"]).env(steps::SAME_CASES.0, steps::SAME_CASES.1)
 }
 
 /// Returns the steps that send packets on this machine's kernel, with the programs that [`checks`]
@@ -267,9 +281,8 @@ fn packets() -> Result<Vec<Step>> {
         ("deployment", steps::with_shunt("deployment")),
     ]
     .map(|(name, run)| Step {
-        count: Some(counts::conformance_result),
         echo: true,
-        ..Step::plain(name, run.limit(LONG))
+        ..Step::counted(name, run.limit(LONG), counts::conformance_result)
     })
     .into())
 }
@@ -289,8 +302,7 @@ fn ipvs_step() -> Result<Step> {
     let ours: Vec<String> = ours()?.into_iter().filter(|case| case != "sctp").collect();
     let except = [ours, NOT_IN_GUESTS.map(Into::into).into()].concat().join(",");
     let run = this()?.args(["conformance", "--mode", "ipvs", "--except", &except]);
-    let count = Some(counts::conformance_result as Count);
-    Ok(Step { count, ..Step::plain("conformance ipvs", run.limit(GUEST)) })
+    Ok(Step::counted("conformance ipvs", run.limit(GUEST), counts::conformance_result))
 }
 
 /// Returns the steps for the kernel tests in virtual machines, which run this program again.
@@ -300,55 +312,13 @@ fn kernel_steps(kernel: Kernel, skip: &[&str]) -> Result<[Step; 2]> {
     let run = this()?.args(["vm", "--kernel", name, "--limit", &minutes]).limit(GUEST);
     let run = run.args(skip.iter().flat_map(|skip| ["--skip", skip]));
     let count: Count = |line| counts::test_result(line).or_else(|| counts::conformance_result(line));
-    let step =
-        |step, part| Step { count: Some(count), ..Step::plain(step, run.clone().args(["--part", part])) };
+    let step = |step, part| Step::counted(step, run.clone().args(["--part", part]), count);
     Ok([step(programs, "programs"), step(cases, "cases")])
-}
-
-impl Step {
-    fn plain(name: &'static str, run: Run) -> Self {
-        Self { name, run, count: None, echo: false }
-    }
-
-    fn run_to_end(self) -> Result<Outcome> {
-        let path = workspace::logs().join(format!("{}.log", self.name.replace(' ', "-")));
-        let mut log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
-        let mut progress = Progress::start(self.name);
-        let mut counts = None;
-        let mut failures = Failures::default();
-        let ended = self.run.watch(&mut |line| {
-            if let Some(more) = self.count.and_then(|count| count(line)) {
-                *counts.get_or_insert_default() += more;
-            }
-            if self.echo {
-                progress.keep(line);
-            }
-            progress.line(line);
-            failures.line(line);
-            // An incomplete log must not fail the step.
-            drop(writeln!(log, "{line}"));
-        });
-        let missing = self.count.is_some() && counts.is_none();
-        let counts: Counts = counts.unwrap_or_default();
-        let complaint = match ended {
-            Err(error) => Some(format!("{error:#}")),
-            Ok(finished) if !finished.status.success() => {
-                Some(format!("{}\n{}", finished.tail, finished.status))
-            }
-            Ok(_) if missing => Some("it printed no result".to_owned()),
-            Ok(_) => None,
-        };
-        let ok = complaint.is_none() && counts.failed == 0;
-        if let Some(complaint) = complaint {
-            progress.keep(&format!("{complaint}\n(the whole output is in {})", path.display()));
-        }
-        let took = progress.end(verdict(ok));
-        Ok(Outcome { step: self.name, counts, failures: failures.all, ok, took })
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::plan::is_measured;
     use super::*;
     use crate::cli::conformance::is_case;
 
@@ -359,26 +329,23 @@ mod tests {
             let modes = case.strip_prefix("switch-").and_then(|modes| modes.split_once("-to-"));
             modes.is_some_and(|(from, to)| from != to && is_mode(from) && is_mode(to))
         };
-        for case in SLOW.iter().chain(&NOT_IN_GUESTS).chain(&MASQUERADED) {
+        for case in SLOW.iter().chain(&NOT_IN_GUESTS).chain(&MASQUERADED).chain(&QUICK) {
             assert!(is_case(case) || is_switch(case), "there is no {case}.yaml");
         }
     }
 
     #[test]
-    fn every_step_has_a_unique_name() {
-        let kernels = Kernel::value_variants().iter().flat_map(|kernel| kernel.names()[1..3].to_vec());
-        let mut names: Vec<&str> = checks()
-            .unwrap()
-            .iter()
-            .chain([&tests()])
-            .chain(&packets().unwrap())
-            .map(|step| step.name)
-            .chain(kernels)
-            .chain([ipvs_step().unwrap().name])
-            .collect();
-        names.sort_unstable();
-        let all = names.len();
-        names.dedup();
-        assert_eq!(names.len(), all);
+    fn every_step_has_a_unique_name_and_a_time() {
+        for extent in [Extent::Quick, Extent::AllKernels] {
+            let names = Suite::new(extent).unwrap().names();
+            let names: Vec<&str> = names.into_iter().flat_map(|(_, names)| names).collect();
+            let mut unique = names.clone();
+            unique.sort_unstable();
+            unique.dedup();
+            assert_eq!(names.len(), unique.len(), "{names:?}");
+            for name in names {
+                assert!(is_measured(name), "{name} has no time");
+            }
+        }
     }
 }

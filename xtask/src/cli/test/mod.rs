@@ -1,0 +1,122 @@
+//! `cargo xtask test`: runs every check, and prints a table of the results.
+
+mod live;
+mod plan;
+mod step;
+mod suite;
+
+use std::fs;
+use std::iter;
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use anyhow::{Context as _, Result};
+use xtask::run;
+use xtask::{ebpf, workspace};
+
+use self::live::Live;
+use self::plan::{Lane, Plan, Times, minutes};
+use self::step::{Step, verdict};
+pub(crate) use self::suite::Extent;
+use self::suite::Suite;
+use super::progress::Progress;
+use super::setup;
+use super::summary::{Outcome, Summary};
+
+/// The number of guests that run at the same time. Each uses one CPU that is otherwise idle.
+const GUESTS: u32 = 2;
+/// The steps before those of the suite.
+const SETUP: &str = "setup";
+const EBPF: &str = "ebpf";
+
+/// Prints the plan, and runs all steps, also after one that fails.
+pub(crate) fn run(extent: Extent) -> Result<ExitCode> {
+    fs::create_dir_all(workspace::logs()).context("cannot create the folder for logs")?;
+    let suite = Suite::new(extent)?;
+    let times = Times::read();
+    let plan = plan(&suite, &times);
+    eprintln!("{plan}about {} in all\n", minutes(plan.remaining(|_| false, GUESTS)));
+    let live = Live::start(plan, GUESTS);
+    let summary = run_suite(suite, extent, &live)?;
+    drop(live);
+    println!("\n{summary}");
+    let code = if summary.totals().failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    times.remember(&summary);
+    Ok(code)
+}
+
+fn plan(suite: &Suite, times: &Times) -> Plan {
+    let mut plan = Plan::default();
+    plan.add(Lane::Build, &[SETUP, EBPF], times);
+    for (lane, names) in suite.names() {
+        plan.add(lane, &names, times);
+    }
+    plan
+}
+
+fn run_suite(suite: Suite, extent: Extent, live: &Live) -> Result<Summary> {
+    let mut summary = Summary::default();
+    summary.add(setup_step(extent, live)?);
+    summary.add(ebpf_step(live));
+    run_all(suite.build.into_iter(), &mut summary, live)?;
+    let guests = Mutex::new(suite.guests.into_iter());
+    // The steps on the host mostly wait: for packets, for silence, for processes to end.
+    thread::scope(|scope| {
+        let run_guests = || {
+            let next = iter::from_fn(|| guests.lock().unwrap_or_else(PoisonError::into_inner).next());
+            let mut outcomes = Summary::default();
+            run_all(next, &mut outcomes, live).map(|()| outcomes)
+        };
+        let lanes: Vec<_> = (0..GUESTS).map(|_| scope.spawn(run_guests)).collect();
+        run_all(suite.host.into_iter(), &mut summary, live)?;
+        for lane in lanes {
+            summary.append(lane.join().map_err(|_| anyhow::anyhow!("the steps in guests panicked"))??);
+        }
+        anyhow::Ok(())
+    })?;
+    Ok(summary)
+}
+
+/// Runs steps one after the other.
+fn run_all(steps: impl Iterator<Item = Step>, summary: &mut Summary, live: &Live) -> Result<()> {
+    for step in steps {
+        summary.add(step.run_to_end(live)?);
+        if let Some(signal) = run::interrupted() {
+            anyhow::bail!("stopped by signal {signal}");
+        }
+    }
+    Ok(())
+}
+
+fn setup_step(extent: Extent, live: &Live) -> Result<Outcome> {
+    let started = run::now();
+    setup::ensure()?;
+    setup::ensure_world()?;
+    setup::ensure_components();
+    if extent != Extent::Quick {
+        // Here, because two guests that start together must not both do it. An error appears in the
+        // guests' steps, and that of the browser in its scenario.
+        drop(setup::ensure_vm());
+        drop(setup::ensure_tests());
+    }
+    live.end(SETUP, true);
+    Ok(Outcome { step: SETUP, ok: true, took: started.elapsed(), ..Outcome::default() })
+}
+
+/// Compiles the eBPF programs. A warning fails the step: cargo only prints warnings, and clippy
+/// does not see them because it belongs to another compiler.
+fn ebpf_step(live: &Live) -> Outcome {
+    let progress = Progress::start(EBPF);
+    let complaint = match ebpf::build_ebpf(&workspace::logs()) {
+        Ok(built) => built.warnings.join("\n"),
+        Err(error) => format!("{error:#}"),
+    };
+    let ok = complaint.is_empty();
+    if !ok {
+        progress.keep(&complaint);
+    }
+    let took = progress.end(verdict(ok));
+    live.end(EBPF, ok);
+    Outcome { step: EBPF, ok, took, ..Outcome::default() }
+}
