@@ -1,7 +1,6 @@
 //! Compiles the proxy-ebpf crate for the BPF target, with BTF, independent of the cargo or tool
 //! that runs it.
 
-use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,6 +12,7 @@ use object::build::elf::{Builder, SectionData};
 use object::elf::SHT_STRTAB;
 use object::{Object as _, ObjectSection as _};
 
+use crate::inner_cargo;
 use crate::limits;
 use crate::run::Run;
 use crate::toolchain::{self, Toolchain};
@@ -22,15 +22,6 @@ use crate::workspace;
 pub const OBJECT: &str = "shunt-ebpf";
 const TARGET: &str = "bpfel-unknown-none";
 const LIMIT: Duration = Duration::from_mins(20);
-
-/// Variables of the outer cargo that the inner one needs too: the sources of crates.
-const KEPT: [&str; 5] = ["CARGO_HOME", "CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTRIES_", "CARGO_REGISTRY_"];
-/// Prefixes of variables by which an outer cargo, clippy, nextest or rustdoc would change the inner
-/// build.
-const DROPPED: [&str; 4] = ["CARGO", "RUSTC", "RUSTFLAGS", "RUSTDOC"];
-/// More such variables, by full name.
-const DROPPED_NAMES: [&str; 7] =
-    ["RUSTUP_TOOLCHAIN", "CLIPPY_ARGS", "CLIPPY_CONF_DIR", "MAKEFLAGS", "MFLAGS", "TARGET", "PROFILE"];
 
 /// A compiled object, with the facts that build scripts report to cargo.
 #[derive(Debug)]
@@ -86,25 +77,15 @@ impl Warnings {
 /// Returns the cargo command. `RUSTC_BOOTSTRAP` allows `build-std` and aya's nightly features with
 /// a stable compiler.
 fn cargo_build(toolchain: &Toolchain, target_dir: &Path) -> Run {
-    let mut run = Run::new(toolchain.compiler.cargo())
+    let compiler = &toolchain.compiler;
+    inner_cargo::command(&compiler.cargo(), &compiler.rustc, &rustflags(toolchain, target_dir))
         .args(["build", "--locked", "--package", "proxy-ebpf", "--bin", OBJECT, "--release"])
         .args(["--target", TARGET, "-Z", "build-std=core"])
         .arg("--target-dir")
         .arg(target_dir)
-        .dir(workspace::root())
-        .limit(LIMIT);
-    for (name, _) in env::vars_os() {
-        if is_dropped(&name.to_string_lossy()) {
-            run = run.without_env(name);
-        }
-    }
-    run.env("RUSTC", &toolchain.compiler.rustc)
+        .limit(LIMIT)
         .env("RUSTC_BOOTSTRAP", "1")
-        // An empty value turns off the setting of a configuration file.
-        .env("RUSTC_WRAPPER", "")
-        .env("RUSTC_WORKSPACE_WRAPPER", "")
         .env("CARGO_TERM_COLOR", "never")
-        .env("CARGO_ENCODED_RUSTFLAGS", rustflags(&toolchain.linker.path))
 }
 
 /// Flags of the compiler. In-order memory copies are for programs that read packets in place. LLVM
@@ -112,18 +93,12 @@ fn cargo_build(toolchain: &Toolchain, target_dir: &Path) -> Run {
 /// instruction expansion").
 const FLAGS: [&str; 3] = ["-Cdebuginfo=2", "-Clink-arg=--btf", "-Clink-arg=--disable-expand-memcpy-in-order"];
 
-/// Returns all flags in cargo's format: separated by the byte 0x1f, so that paths may contain
-/// spaces.
-fn rustflags(linker: &Path) -> OsString {
-    let mut flags = OsString::from(FLAGS.join("\x1f"));
-    flags.push("\x1f-Clinker=");
-    flags.push(linker);
-    flags
-}
-
-fn is_dropped(name: &str) -> bool {
-    let starts = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
-    (starts(&DROPPED) && !starts(&KEPT)) || DROPPED_NAMES.contains(&name)
+fn rustflags(toolchain: &Toolchain, target_dir: &Path) -> Vec<OsString> {
+    let mut linker = OsString::from("-Clinker=");
+    linker.push(&toolchain.linker.path);
+    let paths = inner_cargo::renamed_folders(&toolchain.compiler.sysroot, target_dir);
+    let paths = paths.iter().map(inner_cargo::Renamed::for_rustc);
+    FLAGS.into_iter().map(OsString::from).chain(paths).chain([linker]).collect()
 }
 
 /// Removes the DWARF sections, from which the linker made BTF. They are most of the object, and a
@@ -167,42 +142,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_of_the_outer_cargo_are_removed() {
-        for name in [
-            "CARGO",
-            "CARGO_ENCODED_RUSTFLAGS",
-            "CARGO_MANIFEST_DIR",
-            "CARGO_PKG_NAME",
-            "CARGO_TARGET_DIR",
-            "CARGO_BUILD_TARGET",
-            "CARGO_PROFILE_RELEASE_LTO",
-            "CARGO_MAKEFLAGS",
-            "RUSTC",
-            "RUSTC_WORKSPACE_WRAPPER",
-            "RUSTFLAGS",
-            "RUSTDOCFLAGS",
-            "RUSTUP_TOOLCHAIN",
-            "CLIPPY_ARGS",
-        ] {
-            assert!(is_dropped(name), "{name}");
-        }
-    }
-
-    #[test]
-    fn sources_of_crates_are_kept() {
-        for name in [
-            "CARGO_HOME",
-            "CARGO_NET_OFFLINE",
-            "CARGO_HTTP_PROXY",
-            "CARGO_REGISTRIES_X_TOKEN",
-            "PATH",
-            "RUSTUP_HOME",
-        ] {
-            assert!(!is_dropped(name), "{name}");
-        }
-    }
-
-    #[test]
     fn whole_warnings_are_kept_and_progress_is_not() {
         let mut warnings = Warnings::default();
         for line in [
@@ -216,13 +155,6 @@ mod tests {
             warnings.take(line);
         }
         assert_eq!(warnings.lines, ["warning: unused import", "  --> src/main.rs:1:5"]);
-    }
-
-    #[test]
-    fn linker_path_with_a_space_stays_one_flag() {
-        let flags = rustflags(Path::new("/a b/bpf-linker"));
-        let flags: Vec<&str> = flags.to_str().unwrap().split('\x1f').collect();
-        assert_eq!(flags, [&FLAGS[..], &["-Clinker=/a b/bpf-linker"]].concat());
     }
 
     #[test]

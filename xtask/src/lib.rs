@@ -4,6 +4,7 @@
 //! than the standard library, `nix`, `object` and `aya-obj`.
 
 pub mod ebpf;
+pub mod inner_cargo;
 pub mod limits;
 pub mod run;
 pub mod search;

@@ -9,6 +9,7 @@ mod monitoring;
 mod plot;
 mod privilege;
 mod progress;
+mod release;
 mod setup;
 mod steps;
 mod summary;
@@ -25,6 +26,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use xtask::{ebpf, run, workspace};
 
+use self::release::Target;
 use self::test::Extent;
 
 /// The build steps of shunt.
@@ -49,6 +51,10 @@ enum Command {
         /// Build with optimisation: target/release/shunt instead of target/debug/shunt.
         #[arg(long)]
         release: bool,
+        /// Build the static program of a release for this architecture instead:
+        /// target/static/shunt-TARGET.
+        #[arg(long, conflicts_with = "release")]
+        target: Option<Target>,
     },
     /// Build the eBPF programs, and show the instructions and the deepest stack of each.
     Programs,
@@ -235,7 +241,11 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
     match command {
         Command::Setup { build_only: true } => setup::ensure_build()?,
         Command::Setup { build_only: false } => setup::run()?,
-        Command::Build { release } => {
+        Command::Build { target: Some(target), .. } => {
+            let program = release::binaries::build(*target, &workspace::target().join("static"))?;
+            println!("{}", program.display());
+        }
+        Command::Build { release, target: None } => {
             setup::ensure_build()?;
             steps::build(*release).show()?;
         }

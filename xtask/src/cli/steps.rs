@@ -45,15 +45,18 @@ pub(crate) fn build(release: bool) -> Run {
     if release { run.arg("--release") } else { run }
 }
 
+/// The packages with shunt and the programs of the test world.
+pub(crate) const WORLD: [&str; 4] = ["--package", "proxy-userspace", "--package", "shunt-tests"];
+
 /// Returns the command that builds shunt and the programs of the test world.
 pub(crate) fn build_world() -> Run {
-    cargo(BUILD).args(["build", "--release", "--package", "proxy-userspace", "--package", "shunt-tests"])
+    cargo(BUILD).args(["build", "--release"]).args(WORLD)
 }
 
 /// Returns the command that builds shunt and these programs of the test world quickly: without
 /// optimisation, and with the dependencies that xtask has too.
 pub(crate) fn build_quick(programs: &[&str]) -> Run {
-    let run = cargo(BUILD).args(["build", "--package", "proxy-userspace", "--package", "shunt-tests"]);
+    let run = cargo(BUILD).arg("build").args(WORLD);
     run.args(["--bin", "shunt"]).args(programs.iter().flat_map(|program| ["--bin", program]))
 }
 
@@ -122,15 +125,16 @@ pub(crate) fn world_program(name: &str, mode: &str) -> Run {
 
 /// Returns a program of the test world that runs shunt. [`build_world`] builds it.
 pub(crate) fn with_shunt(name: &str) -> Run {
-    program_in(&workspace::release(), name)
+    with_shunt_in(&workspace::release(), name)
 }
 
 /// Returns a program of the test world that runs shunt in a mode. [`build_quick`] builds it.
 pub(crate) fn quick_program(name: &str, mode: &str) -> Run {
-    program_in(&workspace::debug(), name).args(["--mode", mode])
+    with_shunt_in(&workspace::debug(), name).args(["--mode", mode])
 }
 
-fn program_in(folder: &Path, name: &str) -> Run {
+/// Returns a program of the test world that runs shunt. Both are in this folder.
+pub(crate) fn with_shunt_in(folder: &Path, name: &str) -> Run {
     Run::new(folder.join(name)).arg("--shunt").arg(folder.join("shunt"))
 }
 

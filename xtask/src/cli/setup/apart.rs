@@ -9,28 +9,31 @@ use anyhow::{Context as _, Result};
 use xtask::{search, workspace};
 
 use super::apt;
-use super::tools::QEMU;
+use super::tools::Tool;
 use crate::cli::progress::Progress;
 
 /// dpkg's list of installed packages.
 const STATUS: &str = "/var/lib/dpkg/status";
-/// The script that starts qemu with the libraries and the firmware beside it.
+/// The script that starts qemu with the libraries and the firmware in the folder of its name.
 const START: &str = r#"#!/bin/sh
-root=$(dirname -- "$0")/../qemu
+name=$(basename -- "$0")
+root=$(dirname -- "$0")/../$name
 LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu
 export LD_LIBRARY_PATH
-exec "$root/usr/bin/qemu-system-x86_64" -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" "$@"
+exec "$root/usr/bin/$name" -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" "$@"
 "#;
 
-/// Unpacks the packages `names` and their missing dependencies. `in_the_way` are the packages that
-/// apt would remove.
-pub(crate) fn unpack(names: &[String], in_the_way: &[String]) -> Result<()> {
+/// Unpacks the packages `names` of qemu and their missing dependencies. `in_the_way` are the
+/// packages that apt would remove.
+pub(crate) fn unpack(qemu: &Tool, names: &[String], in_the_way: &[String]) -> Result<()> {
     let (wanted, removed) = (names.join(" "), in_the_way.join(" "));
     eprintln!("installing {wanted} would remove {removed}, so it is unpacked into target/tools");
-    Progress::during("unpack qemu", |progress| fetch(names, in_the_way, &mut |line| progress.line(line)))
+    Progress::during(&format!("unpack {}", qemu.name), |progress| {
+        fetch(qemu, names, in_the_way, &mut |line| progress.line(line))
+    })
 }
 
-fn fetch(names: &[String], in_the_way: &[String], each: &mut dyn FnMut(&str)) -> Result<()> {
+fn fetch(qemu: &Tool, names: &[String], in_the_way: &[String], each: &mut dyn FnMut(&str)) -> Result<()> {
     let tools = workspace::tools();
     fs::create_dir_all(&tools).context("cannot create the folder for tools")?;
     let work = tempfile::tempdir_in(&tools).context("cannot create a folder to unpack in")?;
@@ -41,15 +44,15 @@ fn fetch(names: &[String], in_the_way: &[String], each: &mut dyn FnMut(&str)) ->
     let (archives, unpacked) = (work.path().join("archives"), work.path().join("unpacked"));
     apt::download(names, &status, &archives, each)?;
     apt::unpack_all(&archives, &unpacked, each)?;
-    let root = tools.join("qemu");
+    let root = tools.join(qemu.name);
     // A program that is there did not run.
     drop(fs::remove_dir_all(&root));
     fs::rename(&unpacked, &root).context("cannot move qemu to the tools")?;
-    write_start(&search::own_programs())
+    write_start(qemu, &search::own_programs())
 }
 
-fn write_start(folder: &Path) -> Result<()> {
-    let start = folder.join(QEMU.name);
+fn write_start(qemu: &Tool, folder: &Path) -> Result<()> {
+    let start = folder.join(qemu.name);
     fs::create_dir_all(folder)
         .and_then(|()| fs::write(&start, START))
         .and_then(|()| fs::set_permissions(&start, Permissions::from_mode(0o755)))
@@ -68,6 +71,7 @@ fn without(status: &str, packages: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tools::QEMU;
     use super::*;
 
     #[test]
@@ -84,14 +88,14 @@ mod tests {
     #[test]
     fn start_script_runs_the_qemu_beside_it() {
         let tools = tempfile::tempdir().unwrap();
-        let program = tools.path().join("qemu/usr/bin").join(QEMU.name);
+        let program = tools.path().join(QEMU.name).join("usr/bin").join(QEMU.name);
         fs::create_dir_all(program.parent().unwrap()).unwrap();
         fs::write(&program, "#!/bin/sh\necho \"$1 ${2##*/} $5 $LD_LIBRARY_PATH\"\n").unwrap();
         fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
-        write_start(&tools.path().join("bin")).unwrap();
+        write_start(&QEMU, &tools.path().join("bin")).unwrap();
         let said =
             xtask::run::Run::new(tools.path().join("bin").join(QEMU.name)).arg("--version").read().unwrap();
         assert!(said.starts_with("-L qemu --version /"), "{said}");
-        assert!(said.contains("/bin/../qemu/usr/lib/x86_64-linux-gnu:"), "{said}");
+        assert!(said.contains("/bin/../qemu-system-x86_64/usr/lib/x86_64-linux-gnu:"), "{said}");
     }
 }

@@ -2,6 +2,7 @@
 
 mod apart;
 mod apt;
+mod c_compiler;
 mod linker;
 mod packages;
 mod stamp;
@@ -18,9 +19,14 @@ use xtask::{search, workspace};
 
 use self::apt::Packages;
 pub(crate) use self::apt::{depends, unpack_all};
+pub(crate) use self::c_compiler::ensure_c;
 pub(crate) use self::tools::KEYRING;
-use self::tools::{COMPONENTS, FUZZ_TOOLS, QEMU, TEST_TOOLS, TOOLS, Tool, VM_TOOLS, WORLD_TOOLS};
+use self::tools::{
+    C_COMPILER, C_COMPILER_AMD64, C_COMPILER_ARM64, COMPONENTS, FUZZ_TOOLS, QEMU, QEMU_ARM64, TEST_TOOLS,
+    TOOLS, Tool, VM_ARM64_TOOLS, VM_TOOLS, WORLD_TOOLS,
+};
 use super::progress::Progress;
+use super::release::Target;
 
 const DOWNLOAD: Duration = Duration::from_mins(10);
 
@@ -70,19 +76,21 @@ pub(crate) fn ensure_build() -> Result<()> {
     toolchain::find().map(drop)
 }
 
-/// Sets up virtual machines, which few commands need.
-pub(crate) fn ensure_vm() -> Result<()> {
-    let stamp = workspace::tools().join("vm.stamp");
+/// Sets up virtual machines of an architecture, which few commands need.
+pub(crate) fn ensure_vm(arch: Target) -> Result<()> {
+    let (stamp, qemu, tools) = match arch {
+        Target::Amd64 => ("vm.stamp", &QEMU, [&TOOLS[..], &WORLD_TOOLS, &VM_TOOLS]),
+        Target::Arm64 => ("vm-arm64.stamp", &QEMU_ARM64, [&VM_ARM64_TOOLS[..], &[], &[]]),
+    };
+    let stamp = workspace::tools().join(stamp);
     if stamp::read(&stamp).is_some() {
         return Ok(());
     }
-    if !cfg!(target_arch = "x86_64") {
-        bail!(
-            "virtual machines need an x86-64 machine: they run its programs, and their kernels are for x86-64"
-        );
+    if arch == Target::Amd64 && !arch.is_host() {
+        bail!("virtual machines for amd64 need an amd64 machine: they run its programs");
     }
-    let tools = || TOOLS.iter().chain(&WORLD_TOOLS).chain(&VM_TOOLS);
-    unpack_qemu()?;
+    unpack_qemu(qemu)?;
+    let tools = || tools.into_iter().flatten();
     let missing = tools().filter(|tool| tool.find().is_none()).collect();
     install_packages(&Needs { tools: missing, ..Needs::default() })?;
     let find = |tool: &Tool| tool.find().with_context(|| tool.explain());
@@ -118,16 +126,16 @@ fn install_tools(tools: &'static [Tool]) -> Result<()> {
 }
 
 /// Unpacks qemu if installing it would remove packages.
-fn unpack_qemu() -> Result<()> {
-    if QEMU.find().is_some() || !apt::is_there() {
+fn unpack_qemu(qemu: &Tool) -> Result<()> {
+    if qemu.find().is_some() || !apt::is_there() {
         return Ok(());
     }
-    let Ok(names) = tool_packages(&[&QEMU], &apt_knows()?) else {
+    let Ok(names) = tool_packages(&[qemu], &apt_knows()?) else {
         // The caller reports it with everything else that is missing.
         return Ok(());
     };
     let in_the_way = apt::would_remove(&names);
-    if in_the_way.is_empty() { Ok(()) } else { apart::unpack(&names, &in_the_way) }
+    if in_the_way.is_empty() { Ok(()) } else { apart::unpack(qemu, &names, &in_the_way) }
 }
 
 /// Installs packages, then the linker.
@@ -171,7 +179,9 @@ fn install_packages(needs: &Needs) -> Result<()> {
 }
 
 fn apt_knows() -> Result<Packages> {
-    let others = [&WORLD_TOOLS[..], &VM_TOOLS, &FUZZ_TOOLS, &TEST_TOOLS].map(packages::of_tools).concat();
+    let c_compilers = [C_COMPILER, C_COMPILER_AMD64, C_COMPILER_ARM64];
+    let others = [&WORLD_TOOLS[..], &VM_TOOLS, &VM_ARM64_TOOLS, &FUZZ_TOOLS, &TEST_TOOLS, &c_compilers];
+    let others = others.map(packages::of_tools).concat();
     let names = [packages::all(&TOOLS), others].concat();
     apt::policy(names.iter().map(String::as_str))
 }

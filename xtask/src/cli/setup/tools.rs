@@ -50,25 +50,53 @@ pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg
 pub(crate) const QEMU: Tool =
     tool("qemu-system-x86_64", "virtual machines run in it", "--version", &[&["qemu-system-x86"]]);
 
-/// The other tools of virtual machines: qemu, the tools that are copied into guests, and those that
+const DEPMOD: Tool = tool("depmod", "it creates the table of a kernel's modules", "--version", &[&["kmod"]]);
+const DPKG: Tool = tool("dpkg", "it unpacks packages, which apt fetches", "--version", &[&["dpkg"]]);
+const KEYS: Tool = Tool {
+    name: KEYRING,
+    why: "it verifies that packages are Debian's",
+    probe: None,
+    packages: &[&["debian-archive-keyring"]],
+};
+
+/// The tools of virtual machines for amd64: qemu, the tools that are copied into guests, and those that
 /// fetch kernels.
 pub(crate) const VM_TOOLS: [Tool; 10] = [
     QEMU,
     tool("busybox", "it provides most programs of guests", "true", &[&["busybox-static"]]),
     tool("bash", "it is the guests' shell", "--version", &[&["bash"]]),
-    tool("depmod", "it creates the table of a kernel's modules", "--version", &[&["kmod"]]),
+    DEPMOD,
     tool("kmod", "guests load modules with it", "--version", &[&["kmod"]]),
     tool("ip", "it is copied into guests", "-V", &[&["iproute2"]]),
     tool("apparmor_parser", "guests load AppArmor profiles with it", "--version", &[&["apparmor"]]),
     tool("setpriv", "guests drop capabilities with it", "--version", &[&["util-linux"]]),
-    tool("dpkg", "it unpacks kernels, which apt fetches", "--version", &[&["dpkg"]]),
-    Tool {
-        name: KEYRING,
-        why: "it verifies that kernels are Debian's",
-        probe: None,
-        packages: &[&["debian-archive-keyring"]],
-    },
+    DPKG,
+    KEYS,
 ];
+
+/// The emulator of virtual machines for arm64.
+pub(crate) const QEMU_ARM64: Tool =
+    tool("qemu-system-aarch64", "virtual machines for arm64 run in it", "--version", &[&["qemu-system-arm"]]);
+
+/// The tools of virtual machines for arm64, whose programs come from packages.
+pub(crate) const VM_ARM64_TOOLS: [Tool; 4] = [QEMU_ARM64, DEPMOD, DPKG, KEYS];
+
+/// The C compiler of this machine.
+pub(crate) const C_COMPILER: Tool =
+    tool("cc", "shunt contains C, and is linked with it", "--version", &[&["gcc", "libc6-dev"]]);
+/// The C compilers for other architectures. Debian's need a library for them in another package.
+pub(crate) const C_COMPILER_AMD64: Tool = tool(
+    "x86_64-linux-gnu-gcc",
+    "shunt for amd64 contains C, and is linked with it",
+    "--version",
+    &[&["gcc-x86-64-linux-gnu", "libc6-dev-amd64-cross"]],
+);
+pub(crate) const C_COMPILER_ARM64: Tool = tool(
+    "aarch64-linux-gnu-gcc",
+    "shunt for arm64 contains C, and is linked with it",
+    "--version",
+    &[&["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"]],
+);
 
 /// The tools of fuzz targets.
 pub(crate) const FUZZ_TOOLS: [Tool; 1] =
@@ -132,8 +160,9 @@ mod tests {
 
     #[test]
     fn every_tool_has_a_package() {
-        let mut tools =
-            TOOLS.iter().chain(&WORLD_TOOLS).chain(&VM_TOOLS).chain(&FUZZ_TOOLS).chain(&TEST_TOOLS);
+        let c_compilers = [C_COMPILER, C_COMPILER_AMD64, C_COMPILER_ARM64];
+        let worlds = TOOLS.iter().chain(&WORLD_TOOLS).chain(&VM_TOOLS).chain(&VM_ARM64_TOOLS);
+        let mut tools = worlds.chain(&FUZZ_TOOLS).chain(&TEST_TOOLS).chain(&c_compilers);
         assert!(tools.all(|tool| tool.packages.iter().any(|list| !list.is_empty())));
     }
 

@@ -21,6 +21,7 @@ use self::step::{Step, verdict};
 pub(crate) use self::suite::Extent;
 use self::suite::Suite;
 use super::progress::Progress;
+use super::release::Target;
 use super::setup;
 use super::summary::{Outcome, Summary};
 
@@ -97,7 +98,7 @@ fn setup_step(extent: Extent, live: &Live) -> Result<Outcome> {
     if extent != Extent::Quick {
         // Here, because two guests that start together must not both do it. An error appears in the
         // guests' steps, and that of the browser in its scenario.
-        drop(setup::ensure_vm());
+        drop(setup::ensure_vm(Target::default()));
         drop(setup::ensure_tests());
     }
     live.end(SETUP, true);

@@ -1,40 +1,20 @@
-//! The file system of a guest: tools of this machine, the requested files, and the init process.
+//! The file system of a guest: tools, the requested files, and the init process.
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail, ensure};
-use xtask::run::Run;
-use xtask::search;
+use anyhow::{Context as _, Result, ensure};
 
 use super::archive::Archive;
+use super::userland::Userland;
+use crate::cli::release::Target;
 
 /// The text before the exit code in the last line of a guest's output.
 pub(crate) const MARKER: &str = "shunt-vm: exit";
 
-/// Programs of this machine that every guest gets. Setup installs them.
-const TOOLS: [&str; 12] = [
-    "apparmor_parser",
-    "bash",
-    "busybox",
-    "ip",
-    "ipset",
-    "kmod",
-    "nft",
-    "setpriv",
-    "ss",
-    "tc",
-    XTABLES_NFT,
-    XTABLES_LEGACY,
-];
-/// Programs that a guest gets if this machine has them.
-const MORE_TOOLS: [&str; 6] = ["bpftool", "conntrack", "ethtool", "ipvsadm", "strace", "tcpdump"];
-const XTABLES_NFT: &str = "xtables-nft-multi";
-const XTABLES_LEGACY: &str = "xtables-legacy-multi";
+pub(crate) const XTABLES_NFT: &str = "xtables-nft-multi";
+pub(crate) const XTABLES_LEGACY: &str = "xtables-legacy-multi";
 /// Programs whose behaviour depends on the name by which they are called.
 const FAMILIES: [&str; 2] = ["iptables", "ip6tables"];
 const ACTIONS: [&str; 3] = ["", "-save", "-restore"];
@@ -50,6 +30,8 @@ pub(crate) struct Guest {
     pub(crate) command: Vec<OsString>,
     /// Files and folders to copy to the same paths.
     pub(crate) copies: Vec<PathBuf>,
+    /// The architecture of the command.
+    pub(crate) arch: Target,
     /// Environment variables of the command.
     pub(crate) environment: Vec<(&'static str, &'static str)>,
     /// The working folder: the path of the current folder. It contains only copied files.
@@ -63,36 +45,38 @@ impl Guest {
         Ok(Self { command, folder, ..Self::default() })
     }
 
-    /// Writes the file system.
-    pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        let tools = tools()?;
+    /// Writes the file system, with programs of this source. The command writes its output to the
+    /// serial port `output`.
+    pub(crate) fn write(&self, path: &Path, userland: &Userland, output: &str) -> Result<()> {
+        let tools = userland.tools()?;
         let mut files: Vec<PathBuf> = tools.iter().map(|(_, file)| file.clone()).collect();
-        files.extend(self.files()?);
+        let copies = self.files()?;
+        files.extend_from_slice(&copies);
         let mut archive = Archive::create(path)?;
         archive.merged_folders()?;
         for (name, file) in &tools {
             archive.copy(&Path::new("/usr/sbin").join(name), file)?;
         }
         other_names(&mut archive)?;
-        for file in self.files()? {
-            archive.copy(&file, &file)?;
+        for file in &copies {
+            archive.copy(file, file)?;
         }
-        let libraries = libraries(&files)?;
-        for library in libraries.iter().chain(&plugins(&libraries)) {
-            archive.copy(library, library)?;
+        for (library, at) in userland.libraries(&files)? {
+            archive.copy(&at, &library)?;
         }
-        self.write_command(&mut archive)?;
+        self.write_command(&mut archive, output)?;
         archive.finish()
     }
 
-    fn write_command(&self, archive: &mut Archive) -> Result<()> {
+    fn write_command(&self, archive: &mut Archive, output: &str) -> Result<()> {
         let mut words = Vec::new();
         for word in &self.command {
             words.extend_from_slice(word.as_bytes());
             words.push(0);
         }
         let environment = self.environment.iter().map(|(name, value)| format!("export {name}={value}\n"));
-        let environment: String = environment.chain([format!("MARKER='{MARKER}'\n")]).collect();
+        let environment: String =
+            environment.chain([format!("MARKER='{MARKER}'\nOUTPUT=/dev/{output}\n")]).collect();
         archive.folder(&self.folder)?;
         archive.script(Path::new("/guest/command"), &words)?;
         archive.script(Path::new("/guest/environment"), environment.as_bytes())?;
@@ -113,21 +97,6 @@ impl Guest {
     }
 }
 
-/// Returns the tools with their names and files.
-fn tools() -> Result<Vec<(&'static str, PathBuf)>> {
-    let find = |name| search::program(name).and_then(|path| path.canonicalize().ok());
-    let mut found = Vec::new();
-    for name in TOOLS {
-        let file = find(name).with_context(|| {
-            format!("{name} is missing, and guests need it: run `cargo xtask vm` as root, or install it")
-        })?;
-        found.push((name, file));
-    }
-    let more = MORE_TOOLS.into_iter().filter_map(|name| Some((name, find(name)?)));
-    found.extend(more.filter(|(_, file)| is_elf(file)));
-    Ok(found)
-}
-
 fn other_names(archive: &mut Archive) -> Result<()> {
     for family in FAMILIES {
         for action in ACTIONS {
@@ -144,64 +113,9 @@ fn other_names(archive: &mut Archive) -> Result<()> {
     OTHER_NAMES.iter().try_for_each(|(name, target)| archive.link(Path::new(name), Path::new(target)))
 }
 
-/// Returns the shared libraries of these files, and of the files in these folders.
-fn libraries(files: &[PathBuf]) -> Result<BTreeSet<PathBuf>> {
-    let elves: Vec<&PathBuf> = files.iter().filter(|file| is_elf(file)).collect();
-    // ldd fails for static programs, which need no library.
-    let printed = Run::new("ldd").args(&elves).watch(&mut |_| ())?.stdout;
-    parse_ldd(&printed)
-}
-
-/// Reads lines like "libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)" and
-/// "/lib64/ld-linux-x86-64.so.2 (0x…)".
-fn parse_ldd(text: &str) -> Result<BTreeSet<PathBuf>> {
-    let mut found = BTreeSet::new();
-    for line in text.lines().map(str::trim) {
-        let library = line.split_once(" => ").map_or(line, |(_, path)| path);
-        if library == "not found" {
-            bail!("cannot copy a library into the guest, because it is missing here: {line}");
-        }
-        if let Some((path, _)) = library.split_once(" (0x").filter(|(path, _)| path.starts_with('/')) {
-            found.insert(path.into());
-        }
-    }
-    Ok(found)
-}
-
-/// Returns the folders of iptables' plugins, beside its library. The plugins need no other
-/// libraries than iptables.
-fn plugins(libraries: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
-    let is_xtables =
-        |path: &&PathBuf| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"libxtables.so"));
-    let library = libraries.iter().find(is_xtables).and_then(|library| library.parent());
-    let places = library.into_iter().map(|folder| folder.join("xtables"));
-    places.filter(|folder| folder.is_dir()).collect()
-}
-
-fn is_elf(file: &Path) -> bool {
-    let mut magic = [0; 4];
-    let read = File::open(file).and_then(|mut file| file.read_exact(&mut magic));
-    read.is_ok() && magic == *b"\x7fELF"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn libraries_are_read_with_the_loader_and_without_the_vdso() {
-        let text = "/usr/bin/bash:\n\tlinux-vdso.so.1 (0x00007fd40555b000)\n\
-                    \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007fd40401e000)\n\
-                    \t/lib64/ld-linux-x86-64.so.2 (0x00007fd40555d000)\n/usr/bin/busybox:\n\tnot a dynamic executable\n";
-        let expected = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"];
-        assert_eq!(parse_ldd(text).unwrap(), expected.map(PathBuf::from).into());
-    }
-
-    #[test]
-    fn a_missing_library_is_named() {
-        let error = parse_ldd("\tlibnone.so.1 => not found\n").unwrap_err().to_string();
-        assert!(error.contains("libnone.so.1"), "{error}");
-    }
 
     #[test]
     fn program_is_copied_if_given_by_path() {

@@ -1,6 +1,6 @@
 //! Debian's cloud kernels, and the cache of fetched ones.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -8,8 +8,9 @@ use clap::ValueEnum;
 use xtask::workspace;
 
 use super::apt::Apt;
-use super::modules;
+use super::{cache, modules};
 use crate::cli::progress::Progress;
+use crate::cli::release::Target;
 
 /// A kernel to boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -28,8 +29,10 @@ pub(crate) enum Kernel {
     Latest,
 }
 
-/// The sources of packages. The archive has packages that the mirrors no longer have.
-const MIRRORS: [&str; 2] = ["http://deb.debian.org/debian", "http://archive.debian.org/debian"];
+/// The source of packages.
+pub(crate) const MIRROR: &str = "http://deb.debian.org/debian";
+/// The archive has packages that the mirrors no longer have.
+const MIRRORS: [&str; 2] = [MIRROR, "http://archive.debian.org/debian"];
 
 /// A kernel in the cache.
 #[derive(Debug)]
@@ -54,19 +57,17 @@ impl Kernel {
         }
     }
 
-    /// Returns the sources for apt. Stable releases get new kernels as security updates.
+    /// Returns the sources for apt.
     fn sources(self, mirror: &str) -> Vec<String> {
         let [.., suite] = self.names();
-        let main = format!("{mirror} {suite} main");
-        let security = format!("{mirror}-security {suite}-security main");
-        if self == Self::Latest { vec![main] } else { vec![main, security] }
+        if self == Self::Latest { vec![format!("{mirror} {suite} main")] } else { stable(mirror, suite) }
     }
 
     fn is(self, release: &str) -> bool {
         self == Self::Latest || release.starts_with(&format!("{}.", self.names()[0]))
     }
 
-    /// Returns the CPU that qemu emulates.
+    /// Returns the CPU that qemu emulates for amd64.
     ///
     /// qemu 7.2 emulates cmpxchg16b incorrectly. Kernels whose memory allocator uses it (6.12 does,
     /// if the CPU has it) soon crash. Newer kernels use it rarely, but need it for the memory of
@@ -76,41 +77,30 @@ impl Kernel {
     }
 
     /// Returns the kernel from the cache, or fetches it from Debian.
-    pub(crate) fn fetch(self) -> Result<Fetched> {
-        let cache = workspace::vm();
-        fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
-        let lock = File::create(cache.join("lock")).context("cannot create the lock of the cache")?;
-        lock.lock().context("cannot lock the cache")?;
+    pub(crate) fn fetch(self, arch: Target) -> Result<Fetched> {
         let [name, step, _, suite] = self.names();
-        let folder = cache.join(format!("kernel-{name}"));
+        let _lock = cache::lock()?;
+        let folder = cache::folder(&format!("kernel-{name}"), arch);
         if let Some(fetched) = Fetched::read(&folder) {
             return Ok(fetched);
         }
-        let mut progress = Progress::start(&format!("fetch {step} of Debian {suite}"));
-        let fetched = self.fetch_into(&folder, &mut |line| progress.line(line));
+        let mut progress = Progress::start(&format!("fetch {step} of Debian {suite} for {}", arch.name()));
+        let fetched = self.fetch_into(arch, &folder, &mut |line| progress.line(line));
         progress.end(fetched.as_ref().map_or("FAILED", |fetched| &fetched.release));
-        fetched.with_context(|| {
-            format!(
-                "cannot fetch {step} (the network is needed once; afterwards the kernel is in {})",
-                folder.display()
-            )
-        })
+        fetched.with_context(|| cache::cannot_fetch(step, &folder))
     }
 
-    fn fetch_into(self, folder: &Path, each: &mut dyn FnMut(&str)) -> Result<Fetched> {
+    fn fetch_into(self, arch: Target, folder: &Path, each: &mut dyn FnMut(&str)) -> Result<Fetched> {
         let work = tempfile::tempdir_in(workspace::vm()).context("cannot create a folder to unpack in")?;
         let mut failures = Vec::new();
         for mirror in MIRRORS {
             let unpacked = work.path().join("unpacked");
-            let fetched = Apt::prepare(work.path(), &self.sources(mirror))
+            let fetched = Apt::prepare(work.path(), &self.sources(mirror), arch)
                 .and_then(|apt| apt.unpack_kernel(&unpacked, each))
                 .and_then(|()| self.keep(&unpacked, &work.path().join("kept"), each));
             match fetched {
                 Ok(()) => {
-                    // An existing folder is incomplete.
-                    drop(fs::remove_dir_all(folder));
-                    fs::rename(work.path().join("kept"), folder)
-                        .context("cannot move the kernel into the cache")?;
+                    cache::keep(&work.path().join("kept"), folder)?;
                     return Fetched::read(folder).context("the fetched kernel is incomplete");
                 }
                 Err(error) => failures.push(format!("{mirror}: {error:#}")),
@@ -132,6 +122,11 @@ impl Kernel {
         fs::copy(vmlinuz, kept.join("vmlinuz")).context("cannot copy vmlinuz")?;
         fs::write(kept.join("release"), &release).context("cannot write the release")
     }
+}
+
+/// Returns the sources of a stable release for apt. It gets new kernels as security updates.
+pub(crate) fn stable(mirror: &str, suite: &str) -> Vec<String> {
+    vec![format!("{mirror} {suite} main"), format!("{mirror}-security {suite}-security main")]
 }
 
 impl Fetched {

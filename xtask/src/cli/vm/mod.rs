@@ -3,11 +3,14 @@
 
 mod apt;
 mod archive;
+mod cache;
+mod elf;
 mod guest;
 mod kernel;
 mod modules;
 mod qemu;
 mod suite;
+mod userland;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -21,14 +24,19 @@ pub(crate) use self::guest::Guest;
 pub(crate) use self::kernel::Kernel;
 pub(crate) use self::suite::{PATIENCE, Part, one_after_the_other};
 use super::progress::Progress;
+use super::release::Target;
 use super::setup;
 
 /// Arguments of `cargo xtask vm`.
 #[derive(Debug, Args)]
 pub(crate) struct Vm {
     /// The kernel: Debian's cloud kernel of this version, fetched once and kept in target/vm.
-    #[arg(long)]
+    #[arg(long, default_value = "6.1")]
     kernel: Kernel,
+    /// The architecture. For another one than this machine's, the kernel tests are compiled for it,
+    /// and the guest's programs are fetched from Debian.
+    #[arg(long, default_value = "amd64")]
+    arch: Target,
     /// Copy this file or folder into the guest, to the same path.
     #[arg(long, value_name = "PATH")]
     copy: Vec<PathBuf>,
@@ -50,11 +58,11 @@ pub(crate) struct Vm {
 pub(crate) fn run(what: &Vm) -> Result<ExitCode> {
     let guest = if what.command.is_empty() {
         setup::ensure()?;
-        let mut guest = suite::guest(what.part, &what.skip)?;
+        let mut guest = suite::guest(what.arch, what.part, &what.skip)?;
         guest.copies.extend_from_slice(&what.copy);
         guest
     } else {
-        Guest { copies: what.copy.clone(), ..Guest::new(what.command.clone())? }
+        Guest { copies: what.copy.clone(), arch: what.arch, ..Guest::new(what.command.clone())? }
     };
     let limit = Duration::from_mins(what.limit);
     boot(what.kernel, &guest, limit, &mut |line| println!("{line}")).map(ExitCode::from)
@@ -63,8 +71,8 @@ pub(crate) fn run(what: &Vm) -> Result<ExitCode> {
 /// Boots a kernel with a guest, and calls `each` with every line of output. Returns the exit code
 /// of the command.
 pub(crate) fn boot(kernel: Kernel, guest: &Guest, limit: Duration, each: &mut dyn FnMut(&str)) -> Result<u8> {
-    setup::ensure_vm()?;
-    let fetched = kernel.fetch()?;
+    setup::ensure_vm(guest.arch)?;
+    let fetched = kernel.fetch(guest.arch)?;
     let progress = Progress::start(&format!("kernel {}", fetched.release));
     let mut progress = Some(progress);
     let code = qemu::run(kernel, &fetched, guest, limit, &mut |line| {

@@ -13,7 +13,13 @@ use super::archive::Archive;
 const DEPMOD: Duration = Duration::from_mins(2);
 /// Folders of which every module is included: a third of all modules, without a list to maintain.
 /// Checksums and ciphers are requested by name, so they are no dependencies.
-const TAKEN: [&str; 4] = ["kernel/net/", "kernel/drivers/net/", "kernel/crypto/", "kernel/arch/x86/crypto/"];
+const TAKEN: [&str; 5] = [
+    "kernel/net/",
+    "kernel/drivers/net/",
+    "kernel/crypto/",
+    "kernel/arch/x86/crypto/",
+    "kernel/arch/arm64/crypto/",
+];
 
 /// Returns the release, and the folder of its modules in unpacked packages.
 pub(crate) fn find(unpacked: &Path) -> Result<(String, PathBuf)> {

@@ -12,6 +12,8 @@ use xtask::workspace;
 
 use super::guest::{Guest, MARKER};
 use super::kernel::{Fetched, Kernel};
+use super::userland::Userland;
+use crate::cli::release::Target;
 
 /// Memory in MiB. It holds the file system twice while the kernel starts.
 const MEMORY: &str = "2048";
@@ -28,10 +30,12 @@ pub(crate) fn run(
 ) -> Result<u8> {
     let work = tempfile::tempdir_in(workspace::vm()).context("cannot create a folder for the guest")?;
     let (initrd, console) = (work.path().join("initrd"), work.path().join("console"));
-    guest.write(&initrd).context("cannot write the guest's file system")?;
+    let machine = Machine::of(guest.arch, kernel);
+    let userland = Userland::of(guest.arch)?;
+    guest.write(&initrd, &userland, machine.output).context("cannot write the guest's file system")?;
     append(&initrd, &fetched.modules)?;
     let mut code = None;
-    let ended = command(kernel, &fetched.vmlinuz, &initrd, &console).limit(limit).watch(&mut |line| {
+    let ended = command(&machine, &fetched.vmlinuz, &initrd, &console).limit(limit).watch(&mut |line| {
         let (output, marked) = parse(line);
         code = marked.or(code);
         if marked.is_none() || !output.is_empty() {
@@ -51,23 +55,69 @@ pub(crate) fn run(
     }
 }
 
-fn command(kernel: Kernel, vmlinuz: &Path, initrd: &Path, console: &Path) -> Run {
+/// What differs between architectures.
+struct Machine {
+    program: &'static str,
+    /// The machine, its CPU and the device for the command's output.
+    arguments: Vec<&'static str>,
+    /// The serial port of the kernel's messages.
+    console: &'static str,
+    /// The serial port of the command's output.
+    output: &'static str,
+    /// More arguments of the kernel.
+    kernel: &'static str,
+}
+
+impl Machine {
+    fn of(arch: Target, kernel: Kernel) -> Self {
+        match arch {
+            Target::Amd64 => Self {
+                program: "qemu-system-x86_64",
+                arguments: vec!["-cpu", kernel.cpu(), "-serial", "chardev:output"],
+                console: "ttyS0",
+                output: "ttyS1",
+                // On a busy machine the kernel's timer check fails.
+                kernel: "no_timer_check",
+            },
+            // This machine has one serial port of its own. The CPU is an early one, because the
+            // authentication of pointers of later ones is slow to emulate.
+            Target::Arm64 => Self {
+                program: "qemu-system-aarch64",
+                arguments: vec![
+                    "-machine",
+                    "virt",
+                    "-cpu",
+                    "cortex-a57",
+                    "-device",
+                    "pci-serial,chardev=output",
+                ],
+                console: "ttyAMA0",
+                output: "ttyS0",
+                kernel: "",
+            },
+        }
+    }
+}
+
+fn command(machine: &Machine, vmlinuz: &Path, initrd: &Path, console: &Path) -> Run {
     // A guest only computes. The steps beside it wait for packets and deadlines, so they go first.
     Run::new("nice")
-        .args(["-n", "5", "qemu-system-x86_64"])
+        .args(["-n", "5", machine.program])
         // One thread for all CPUs. With a thread each, a CPU sometimes runs an instruction that
         // another CPU is patching (jump labels), and the kernel dies of a breakpoint.
-        .args(["-accel", "tcg,thread=single", "-cpu", kernel.cpu(), "-smp", "2", "-m", MEMORY])
+        .args(["-accel", "tcg,thread=single", "-smp", "2", "-m", MEMORY])
         .args(["-nodefaults", "-no-user-config", "-no-reboot", "-nographic", "-monitor", "none"])
         .arg("-serial")
         .arg(format!("file:{}", console.display()))
-        .args(["-serial", "stdio", "-kernel"])
+        .args(["-chardev", "stdio,id=output"])
+        .args(&machine.arguments)
+        .arg("-kernel")
         .arg(vmlinuz)
         .arg("-initrd")
         .arg(initrd)
-        // Without oops=panic a broken kernel hangs until the time limit. On a busy machine the
-        // kernel's timer check fails, so it is off.
-        .args(["-append", "console=ttyS0 panic=-1 oops=panic no_timer_check quiet"])
+        // Without oops=panic a broken kernel hangs until the time limit.
+        .arg("-append")
+        .arg(format!("console={} panic=-1 oops=panic quiet {}", machine.console, machine.kernel))
 }
 
 fn append(archive: &Path, more: &Path) -> Result<()> {
@@ -99,6 +149,17 @@ mod tests {
     fn marker_holds_the_exit_code_also_after_a_partial_line() {
         assert_eq!(parse("shunt-vm: exit 3"), ("", Some(3)));
         assert_eq!(parse("half a lineshunt-vm: exit 0"), ("half a line", Some(0)));
+    }
+
+    #[test]
+    fn output_of_the_command_has_a_serial_port_of_its_own() {
+        for arch in [Target::Amd64, Target::Arm64] {
+            let machine = Machine::of(arch, Kernel::V6_1);
+            assert_ne!(machine.console, machine.output);
+            let shown = command(&machine, "/k".as_ref(), "/i".as_ref(), "/c".as_ref()).to_string();
+            assert!(shown.contains("-serial file:/c -chardev stdio,id=output"), "{shown}");
+            assert!(shown.contains(&format!("-append console={} ", machine.console)), "{shown}");
+        }
     }
 
     #[test]

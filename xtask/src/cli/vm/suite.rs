@@ -2,16 +2,19 @@
 //! cases that use all programs.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use serde_json::Value;
+use xtask::run::Run;
 use xtask::workspace;
 
 use super::guest::Guest;
 use crate::cli::progress::Progress;
+use crate::cli::release::Target;
+use crate::cli::release::binaries::{self, Builder};
 use crate::cli::steps;
 
 /// Test targets that exercise the kernel.
@@ -58,34 +61,66 @@ pub(crate) enum Part {
     Cases,
 }
 
-/// Builds the programs. Returns a guest that runs a part of the tests, or both, one test target or
-/// case after the other, except tests whose names contain one of `skip`.
-pub(crate) fn guest(part: Option<Part>, skip: &[String]) -> Result<Guest> {
+/// Builds the programs for an architecture. Returns a guest that runs a part of the tests, or both,
+/// one test target or case after the other, except tests whose names contain one of `skip`.
+pub(crate) fn guest(arch: Target, part: Option<Part>, skip: &[String]) -> Result<Guest> {
+    let with_tests = part != Some(Part::Cases);
+    let builds = Builds::of(arch)?;
     let mut built = Progress::during("build for the guest", |progress| {
-        steps::build_world().check(&mut |line| progress.line(line))?;
-        build_tests(&mut |line| progress.line(line))
+        builds.world.check(&mut |line| progress.line(line))?;
+        // All tests are also built for one part, so that the other part's guest builds nothing.
+        if with_tests || arch.is_host() {
+            build_tests(builds.tests, &mut |line| progress.line(line))
+        } else {
+            Ok(Built::default())
+        }
     })?;
     // A guest's file system is in memory, and programs with debug information are large.
     built.programs.retain(|program| program.ends_with(PROGRAM));
-    if part == Some(Part::Cases) {
+    if !with_tests {
         built = Built::default();
     }
-    let programs = ["shunt", PROGRAM, DEPLOYMENT].map(|name| workspace::release().join(name));
+    let programs = ["shunt", PROGRAM, DEPLOYMENT].map(|name| builds.release.join(name));
     let cases = workspace::root().join("tests/cases");
-    let script = script(&built.tests, skip, part != Some(Part::Programs));
-    let mut guest = Guest::new(["bash", "-c", &script].map(Into::into).into())?;
+    let script = script(&builds.release, &built.tests, skip, part != Some(Part::Programs));
+    let mut guest = Guest { arch, ..Guest::new(["bash", "-c", &script].map(Into::into).into())? };
     guest.copies = [built.tests, built.programs, programs.into(), vec![cases]].concat();
     guest.environment = vec![PATIENCE, steps::SAME_CASES];
     Ok(guest)
 }
 
+/// The commands that build a guest's programs.
+struct Builds {
+    world: Run,
+    tests: Run,
+    /// The folder of the programs of the test world.
+    release: PathBuf,
+}
+
+impl Builds {
+    fn of(arch: Target) -> Result<Self> {
+        // Built for the whole workspace, as `cargo test` does, so that a test run builds nothing
+        // again.
+        let test = ["--no-run", "--message-format", "json-render-diagnostics"];
+        if arch.is_host() {
+            let tests = steps::cargo(BUILD).arg("test").args(test);
+            return Ok(Self { world: steps::build_world(), tests, release: workspace::release() });
+        }
+        let builder = Builder::prepare(arch)?;
+        // Optimised, because they share most crates with the programs of the test world.
+        let tests = builder.cargo("test").args(["--package", "shunt-tests"]).args(test);
+        Ok(Self { world: builder.cargo("build").args(steps::WORLD), tests, release: binaries::release(arch) })
+    }
+}
+
 /// Returns a script that runs these test programs, and the cases if they are wanted.
-fn script(tests: &[PathBuf], skip: &[String], with_cases: bool) -> String {
+fn script(release: &Path, tests: &[PathBuf], skip: &[String], with_cases: bool) -> String {
     let sctp: Vec<&str> = CASES.into_iter().filter(|case| case.starts_with("sctp")).collect();
     let conformance = [(MODE, &CASES[..]), (SCTP_MODE, &sctp)].map(|(mode, cases)| {
-        steps::world_program(PROGRAM, mode).args(["--whole", "--only", &cases.join(",")]).words()
+        let run = steps::with_shunt_in(release, PROGRAM).args(["--mode", mode]);
+        run.args(["--whole", "--only", &cases.join(",")]).words()
     });
-    let apparmor = steps::with_shunt(DEPLOYMENT).arg("--apparmor").words();
+    let apparmor = steps::with_shunt_in(release, DEPLOYMENT).arg("--apparmor").words();
     let skip: Vec<OsString> = skip.iter().flat_map(|text| ["--skip".into(), text.into()]).collect();
     let tests = tests.iter().map(|test| [&[test.into()][..], &skip].concat());
     let cases = conformance.into_iter().chain([apparmor]).filter(|_| with_cases);
@@ -113,9 +148,7 @@ struct Built {
     programs: Vec<PathBuf>,
 }
 
-fn build_tests(each: &mut dyn FnMut(&str)) -> Result<Built> {
-    // Built for the whole workspace, as `cargo test` does, so that a test run builds nothing again.
-    let build = steps::cargo(BUILD).args(["test", "--no-run", "--message-format", "json-render-diagnostics"]);
+fn build_tests(build: Run, each: &mut dyn FnMut(&str)) -> Result<Built> {
     let build = TARGETS.iter().fold(build, |build, target| build.args(["--test", target]));
     let mut said = Vec::new();
     let finished = build.watch(&mut |line| {
@@ -165,8 +198,8 @@ mod tests {
     fn commands_run_after_one_that_fails() {
         let skip = ["slow_".into()];
         let tests = ["/a".into(), "/b".into()];
-        assert_eq!(script(&tests, &skip, false).matches(" || failed=1").count(), 2);
-        let script = script(&tests, &skip, true);
+        assert_eq!(script(Path::new("/release"), &tests, &skip, false).matches(" || failed=1").count(), 2);
+        let script = script(Path::new("/release"), &tests, &skip, true);
         assert!(script.contains("'/a' '--skip' 'slow_' ||"), "{script}");
         assert_eq!(script.matches(" || failed=1").count(), 5, "{script}");
         assert!(script.ends_with("exit $failed"));
