@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::archive::Archive;
 use super::userland::Userland;
@@ -20,6 +20,9 @@ const FAMILIES: [&str; 2] = ["iptables", "ip6tables"];
 const ACTIONS: [&str; 3] = ["", "-save", "-restore"];
 const OTHER_NAMES: [(&str, &str); 3] =
     [("/bin/sh", "bash"), ("/sbin/modprobe", "../bin/kmod"), ("/bin/lsmod", "kmod")];
+
+/// Folders on which the init process mounts something, which hides copied files.
+const MOUNTED: [&str; 4] = ["/dev", "/proc", "/run", "/sys"];
 
 const INIT: &str = include_str!("init");
 
@@ -91,6 +94,13 @@ impl Guest {
         let absolute = |file: &Path| {
             let file = self.folder.join(file);
             ensure!(file.exists(), "there is no {} to copy into the guest", file.display());
+            let hidden = MOUNTED.iter().find(|folder| file.starts_with(folder));
+            if let Some(folder) = hidden {
+                bail!(
+                    "{} cannot be copied into the guest, which mounts something on {folder}",
+                    file.display()
+                );
+            }
             Ok(file)
         };
         files.map(absolute).collect()
@@ -124,6 +134,23 @@ mod tests {
         assert_eq!(guest("ip").files().unwrap(), Vec::<PathBuf>::new());
         let error = guest("./no-such-program").files().unwrap_err().to_string();
         assert!(error.contains("no-such-program"), "{error}");
+    }
+
+    #[test]
+    fn only_folders_that_hide_no_copied_files_are_mounted() {
+        let points: Vec<&str> =
+            INIT.lines().filter_map(|line| line.strip_prefix("mount -t ")?.split(' ').nth(2)).collect();
+        assert!(points.contains(&"/run"), "{points:?}");
+        for point in points {
+            assert!(MOUNTED.iter().any(|folder| Path::new(point).starts_with(folder)), "{point}");
+        }
+    }
+
+    #[test]
+    fn file_that_the_guest_would_not_see_is_refused() {
+        let guest = Guest { copies: vec!["/proc/version".into()], ..Guest::default() };
+        let error = guest.files().unwrap_err().to_string();
+        assert!(error.contains("/proc/version") && error.contains("on /proc"), "{error}");
     }
 
     #[test]
