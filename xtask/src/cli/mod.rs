@@ -117,6 +117,9 @@ enum Command {
         #[arg(long)]
         seed: Option<u64>,
     },
+    /// Make a release: binaries, the image, the chart, manifests, and what proves where they come
+    /// from. Nothing is published.
+    Release(release::Release),
     /// Build the documents as a book in target/book, and check their links, paths and commands.
     Docs,
     /// Write the generated files of deploy/monitoring: dashboards, and rules for the Prometheus
@@ -282,6 +285,7 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
                 _ => Extent::Whole,
             });
         }
+        Command::Release(what) => release::run(what)?,
         Command::Docs => docs::run()?,
         Command::Monitoring { recording } => monitoring::run(recording.as_deref())?,
         Command::Vm(what) => return vm::run(what),

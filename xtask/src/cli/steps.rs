@@ -138,6 +138,8 @@ pub(crate) fn with_shunt_in(folder: &Path, name: &str) -> Run {
     Run::new(folder.join(name)).arg("--shunt").arg(folder.join("shunt"))
 }
 
+/// The time limit of commands that build nothing.
+pub(crate) const SHORT: Duration = Duration::from_mins(2);
 /// The time limit of a build from scratch, on two slow cores.
 pub(crate) const BUILD: Duration = Duration::from_mins(40);
 

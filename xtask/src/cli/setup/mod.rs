@@ -22,8 +22,8 @@ pub(crate) use self::apt::{depends, unpack_all};
 pub(crate) use self::c_compiler::ensure_c;
 pub(crate) use self::tools::KEYRING;
 use self::tools::{
-    C_COMPILER, C_COMPILER_AMD64, C_COMPILER_ARM64, COMPONENTS, FUZZ_TOOLS, QEMU, QEMU_ARM64, TEST_TOOLS,
-    TOOLS, Tool, VM_ARM64_TOOLS, VM_TOOLS, WORLD_TOOLS,
+    C_COMPILER, C_COMPILER_AMD64, C_COMPILER_ARM64, COMPONENTS, FUZZ_TOOLS, QEMU, QEMU_ARM64, RELEASE_TOOLS,
+    TEST_TOOLS, TOOLS, Tool, VM_ARM64_TOOLS, VM_TOOLS, WORLD_TOOLS,
 };
 use super::progress::Progress;
 use super::release::Target;
@@ -118,6 +118,11 @@ pub(crate) fn ensure_tests() -> Result<()> {
 pub(crate) fn ensure_components() {
     let missing = COMPONENTS.iter().filter(|(_, program)| tools::component(program).is_none());
     missing.for_each(|(name, _)| add_component(name));
+}
+
+/// Sets up releases.
+pub(crate) fn ensure_release() -> Result<()> {
+    install_tools(&RELEASE_TOOLS)
 }
 
 fn install_tools(tools: &'static [Tool]) -> Result<()> {

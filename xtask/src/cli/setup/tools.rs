@@ -81,6 +81,9 @@ pub(crate) const QEMU_ARM64: Tool =
 /// The tools of virtual machines for arm64, whose programs come from packages.
 pub(crate) const VM_ARM64_TOOLS: [Tool; 4] = [QEMU_ARM64, DEPMOD, DPKG, KEYS];
 
+/// The tools of releases, which take files from packages.
+pub(crate) const RELEASE_TOOLS: [Tool; 2] = [DPKG, KEYS];
+
 /// The C compiler of this machine.
 pub(crate) const C_COMPILER: Tool =
     tool("cc", "shunt contains C, and is linked with it", "--version", &[&["gcc", "libc6-dev"]]);
@@ -163,6 +166,7 @@ mod tests {
         let c_compilers = [C_COMPILER, C_COMPILER_AMD64, C_COMPILER_ARM64];
         let worlds = TOOLS.iter().chain(&WORLD_TOOLS).chain(&VM_TOOLS).chain(&VM_ARM64_TOOLS);
         let mut tools = worlds.chain(&FUZZ_TOOLS).chain(&TEST_TOOLS).chain(&c_compilers);
+        assert!(RELEASE_TOOLS.iter().all(|tool| VM_TOOLS.contains(tool)));
         assert!(tools.all(|tool| tool.packages.iter().any(|list| !list.is_empty())));
     }
 

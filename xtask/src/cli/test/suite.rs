@@ -16,7 +16,6 @@ use crate::cli::counts;
 use crate::cli::steps::{self, world_program};
 use crate::cli::vm::Kernel;
 
-const SHORT: Duration = Duration::from_mins(2);
 const LONG: Duration = Duration::from_mins(30);
 /// Arguments of clippy.
 const DENY: [&str; 4] = ["--all-targets", "--", "-D", "warnings"];
@@ -209,7 +208,7 @@ fn checks() -> Result<Vec<Step>> {
 }
 
 fn format() -> Step {
-    Step::plain("format", steps::cargo(SHORT).args(["fmt", "--all", "--check"]))
+    Step::plain("format", steps::cargo(steps::SHORT).args(["fmt", "--all", "--check"]))
 }
 
 fn clippy() -> Step {

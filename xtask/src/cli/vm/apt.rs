@@ -72,7 +72,8 @@ impl Apt {
         self.folder.join("packages")
     }
 
-    fn run(&self, program: &str) -> Run {
+    /// Returns a program of apt that uses this state.
+    pub(crate) fn run(&self, program: &str) -> Run {
         // Packages are downloaded into the current folder.
         let run = Run::new(program).dir(self.packages()).env("LC_ALL", "C").limit(LIMIT);
         run.arg("--config-file").arg(self.folder.join("apt.conf"))

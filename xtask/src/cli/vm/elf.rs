@@ -43,7 +43,8 @@ fn needs(file: &Path) -> Result<Vec<String>> {
     read(&bytes).with_context(failed)
 }
 
-fn read(bytes: &[u8]) -> Result<Vec<String>> {
+/// Reads the same from the bytes of a file.
+pub(crate) fn read(bytes: &[u8]) -> Result<Vec<String>> {
     let elf = ElfFile64::<Endianness>::parse(bytes)?;
     let endian = elf.endian();
     let mut names = Vec::new();

@@ -4,7 +4,7 @@
 mod apt;
 mod archive;
 mod cache;
-mod elf;
+pub(crate) mod elf;
 mod guest;
 mod kernel;
 mod modules;
@@ -20,8 +20,9 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
+pub(crate) use self::apt::Apt;
 pub(crate) use self::guest::Guest;
-pub(crate) use self::kernel::Kernel;
+pub(crate) use self::kernel::{Kernel, MIRROR, stable};
 pub(crate) use self::suite::{PATIENCE, Part, one_after_the_other};
 use super::progress::Progress;
 use super::release::Target;

@@ -1,0 +1,70 @@
+//! Reads and builds what a release is made of.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use xtask::run::Run;
+use xtask::workspace;
+
+use super::artefacts::{Inputs, Part};
+use super::lock::Lock;
+use super::settings::Settings;
+use super::source::Source;
+use super::target::Target;
+use super::tree::Tree;
+use super::{binaries, crates, digest, packages};
+use crate::cli::progress::Progress;
+
+/// Files that pin dependencies.
+const PINS: [&str; 2] = ["Cargo.lock", "deploy/image/packages.json"];
+
+/// Builds the binaries, and reads everything else.
+pub(crate) fn read(settings: Settings, targets: &[Target], allow_changes: bool) -> Result<Inputs> {
+    // Before the builds, which take minutes.
+    let source = Source::read(allow_changes)?;
+    let root = workspace::root();
+    let lock = Lock::read()?;
+    let parts = targets.iter().map(|target| part(*target, &lock)).collect::<Result<Vec<_>>>()?;
+    let changelog = fs::read_to_string(root.join("CHANGELOG.md")).context("cannot read CHANGELOG.md")?;
+    let pins = PINS.iter().map(|name| Ok((*name, digest::of_file(&root.join(name))?)));
+    let pins = pins.collect::<Result<Vec<_>>>()?;
+    let compiler = Run::new("rustc").arg("--version").dir(&root).read()?.trim().to_owned();
+    let deploy = folder(&root.join("deploy"))?;
+    Ok(Inputs { settings, source, lock, deploy, changelog, pins, compiler, parts })
+}
+
+/// Builds and fetches what the image of an architecture is made of.
+pub(crate) fn part(target: Target, lock: &Lock) -> Result<Part> {
+    let work = workspace::target().join("release-work");
+    let binaries = work.join("binaries");
+    fs::create_dir_all(&binaries).with_context(|| format!("cannot create {}", binaries.display()))?;
+    let unpacked = work.join("packages");
+    drop(fs::remove_dir_all(unpacked.join(target.name())));
+    let packages = Progress::during(&format!("packages of {}", target.name()), |progress| {
+        packages::unpack(lock, target, &unpacked, &mut |line| progress.line(line))
+    })?;
+    let path = binaries::build(target, &binaries)?;
+    let shunt = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(Part { target, shunt, crates: crates::of(target)?, packages })
+}
+
+/// Reads the files below a folder.
+fn folder(top: &Path) -> Result<Tree> {
+    let mut tree = Tree::default();
+    let mut folders = vec![top.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let entries = fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
+        for entry in entries {
+            let path = entry.with_context(|| format!("cannot list {}", folder.display()))?.path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let name = path.strip_prefix(top).context("a file outside its folder")?.to_string_lossy();
+            tree.file(&name, bytes);
+        }
+    }
+    Ok(tree)
+}
