@@ -211,6 +211,11 @@ impl World {
         })
     }
 
+    /// Returns the path of a host's network namespace.
+    pub fn namespace_path(&self, host: Host) -> Result<PathBuf> {
+        Ok(self.namespace(host)?.path().to_owned())
+    }
+
     fn namespace(&self, host: Host) -> Result<&Netns> {
         self.namespaces.get(&host).with_context(|| format!("{host} is not in this world"))
     }

@@ -60,6 +60,11 @@ pub(crate) fn build_quick(programs: &[&str]) -> Run {
     run.args(["--bin", "shunt"]).args(programs.iter().flat_map(|program| ["--bin", program]))
 }
 
+/// Returns the command that builds the program that runs the image of a release.
+pub(crate) fn build_deployment() -> Run {
+    cargo(BUILD).args(["build", "--release", "--package", "shunt-tests", "--bin", "deployment"])
+}
+
 /// Returns the conformance runner.
 pub(crate) fn conformance(what: &Conformance) -> Run {
     world_program("conformance", &what.mode).args(choice(what))

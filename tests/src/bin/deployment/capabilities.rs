@@ -14,20 +14,30 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 const MODES: [&str; 3] = ["ebpf", "nftables", "iptables"];
 
-/// Returns the capabilities of the manifest, without `CAP_`.
-pub(crate) fn listed_capabilities() -> Result<Vec<String>> {
+/// Returns the specification of the pods of the `DaemonSet`.
+pub(crate) fn pod() -> Result<Value> {
     let text = include_str!("../../../../deploy/kubernetes/daemonset.yaml");
     let daemon_set = Value::deserialize(serde_yaml_ng::Deserializer::from_str(text))?;
-    let context = &daemon_set["spec"]["template"]["spec"]["containers"][0]["securityContext"];
+    Ok(daemon_set["spec"]["template"]["spec"].clone())
+}
+
+/// Returns the capabilities of the manifest, without `CAP_`.
+pub(crate) fn listed_capabilities() -> Result<Vec<String>> {
+    let context = &pod()?["containers"][0]["securityContext"];
     ensure!(context["privileged"] == Value::Bool(false), "the container is privileged");
     let names = context["capabilities"]["add"].as_sequence().context("capabilities")?;
     names.iter().map(|name| name.as_str().map(String::from).context("a name")).collect()
 }
 
 /// Returns the capabilities of this process, as capsh names them.
-fn own_capabilities() -> Result<String> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:")).context("CapEff")?;
+pub(crate) fn own_capabilities() -> Result<String> {
+    capabilities_of("self", "CapEff:")
+}
+
+/// Returns a set of capabilities of a process, as capsh names them.
+pub(crate) fn capabilities_of(process: &str, set: &str) -> Result<String> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let set = status.lines().find_map(|line| line.strip_prefix(set)).context("no such set")?;
     let decoded = process::run_with_timeout(
         Path::new("/usr/sbin/capsh"),
         &[&format!("--decode={}", set.trim())],

@@ -1,15 +1,17 @@
 //! Tests what the manifests promise: the listed capabilities are sufficient and each is needed, the
 //! security modules that they switch off would deny eBPF, and shunt takes over a changed
-//! configuration file while it serves traffic.
+//! configuration file while it serves traffic. With `--image`, tests the image of a release.
 
 mod apparmor;
 mod capabilities;
 mod config_file;
+mod container;
+mod runtime;
 mod test_node;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use shunt_tests::{process, scenarios};
 
@@ -17,8 +19,11 @@ use shunt_tests::{process, scenarios};
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The binary of the proxy.
-    #[arg(long, value_name = "PATH")]
-    shunt: PathBuf,
+    #[arg(long, value_name = "PATH", required_unless_present = "image")]
+    shunt: Option<PathBuf>,
+    /// Run this image in containerd instead: an archive of an image layout.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["shunt", "apparmor"])]
+    image: Option<PathBuf>,
     /// Only these scenarios.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     only: Vec<String>,
@@ -55,14 +60,26 @@ const APPARMOR: [(&str, Scenario); 4] = [
     ("apparmor-unconfined", apparmor::auto_uses_ebpf_without_a_profile),
 ];
 
+const IMAGE: [(&str, Scenario); 4] = [
+    ("image-ebpf", container::ebpf),
+    ("image-nftables", container::nftables),
+    ("image-iptables-nft", container::iptables_nft),
+    ("image-iptables-legacy", container::iptables_legacy),
+];
+
 fn main() -> ExitCode {
     process::main("deployment", || run(&Arguments::parse()))
 }
 
 /// Returns true if all scenarios passed.
 fn run(arguments: &Arguments) -> Result<bool> {
-    let shunt = arguments.shunt.canonicalize().context("--shunt")?;
-    let of_kind = if arguments.apparmor { &APPARMOR[..] } else { &SCENARIOS };
+    let (of_kind, tested) = match (&arguments.image, &arguments.shunt) {
+        (Some(image), _) => (&IMAGE[..], image),
+        (None, Some(shunt)) if arguments.apparmor => (&APPARMOR[..], shunt),
+        (None, Some(shunt)) => (&SCENARIOS[..], shunt),
+        (None, None) => bail!("give --shunt or --image"),
+    };
+    let tested = tested.canonicalize().with_context(|| tested.display().to_string())?;
     let scenarios = scenarios::select(of_kind, &arguments.only)?;
-    Ok(scenarios::run_all(scenarios, |scenario: Scenario| scenario(&shunt)))
+    Ok(scenarios::run_all(scenarios, |scenario: Scenario| scenario(&tested)))
 }

@@ -59,7 +59,7 @@ impl TestNode {
 
     /// Returns the mount of a `ConfigMap`: the file is a symbolic link into a directory. That
     /// directory is named by another link, which the kubelet replaces in one step.
-    fn mount(&self) -> PathBuf {
+    pub(crate) fn mount(&self) -> PathBuf {
         self.world.directory().join("config-map")
     }
 
@@ -84,6 +84,11 @@ impl TestNode {
             symlink("..data/config.conf", self.mount().join("config.conf"))?;
         }
         Ok(())
+    }
+
+    /// Returns the directory of the manifests that the proxy reads.
+    pub(crate) fn manifests(&self) -> &Path {
+        self.manifests.directory()
     }
 
     fn log_path(&self) -> PathBuf {
@@ -134,6 +139,11 @@ impl TestNode {
             path(&self.world.pin_directory()),
         ]);
         command.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        self.spawn_command(command)
+    }
+
+    /// Starts the proxy by a command that has all arguments.
+    pub(crate) fn spawn_command(&mut self, mut command: Vec<String>) -> Result<()> {
         let log = File::options().create(true).append(true).open(self.log_path())?;
         let program = PathBuf::from(command.remove(0));
         self.running = Some(self.world.spawn(Host::Node1, &program, &command, &log)?);

@@ -1,7 +1,7 @@
 //! Reads and builds what a release is made of.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use xtask::run::Run;
@@ -50,21 +50,31 @@ pub(crate) fn part(target: Target, lock: &Lock) -> Result<Part> {
 }
 
 /// Reads the files below a folder.
-fn folder(top: &Path) -> Result<Tree> {
+pub(crate) fn folder(top: &Path) -> Result<Tree> {
     let mut tree = Tree::default();
+    for (name, path) in files(top)? {
+        tree.file(&name, fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?);
+    }
+    Ok(tree)
+}
+
+/// Returns all files and links below a folder, with their names relative to it.
+pub(crate) fn files(top: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let mut found = Vec::new();
     let mut folders = vec![top.to_owned()];
     while let Some(folder) = folders.pop() {
         let entries = fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
         for entry in entries {
-            let path = entry.with_context(|| format!("cannot list {}", folder.display()))?.path();
-            if path.is_dir() {
+            let entry = entry.with_context(|| format!("cannot list {}", folder.display()))?;
+            let path = entry.path();
+            if entry.file_type()?.is_dir() {
                 folders.push(path);
                 continue;
             }
-            let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            let name = path.strip_prefix(top).context("a file outside its folder")?.to_string_lossy();
-            tree.file(&name, bytes);
+            let name = path.strip_prefix(top).context("a file outside its folder")?;
+            let name = name.to_str().with_context(|| format!("{} is no UTF-8", path.display()))?;
+            found.push((name.to_owned(), path));
         }
     }
-    Ok(tree)
+    Ok(found)
 }

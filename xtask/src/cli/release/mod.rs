@@ -19,6 +19,8 @@ mod settings;
 mod source;
 mod target;
 mod tree;
+mod trial;
+mod verify;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -48,6 +50,14 @@ pub(crate) struct Release {
     /// Also with changes that are not committed. The provenance then says so.
     #[arg(long)]
     allow_changes: bool,
+    /// Make the release twice, in clones in different folders, and compare every byte.
+    #[arg(long, conflicts_with_all = ["out", "allow_changes"])]
+    verify: bool,
+    /// Make no release. Build the image of this machine's architecture, and run it in a private
+    /// containerd with the security context and the mounts of the DaemonSet: it serves a Service in
+    /// the modes ebpf, nftables and iptables. Needs root.
+    #[arg(long = "try", exclusive = true)]
+    trial: bool,
     /// Make no release. Pin the newest versions of the image's Debian packages in
     /// deploy/image/packages.json.
     #[arg(long, exclusive = true)]
@@ -59,7 +69,13 @@ pub(crate) fn run(what: &Release) -> Result<()> {
     if what.update_packages {
         return update_packages();
     }
+    if what.trial {
+        return trial::run();
+    }
     let targets = if what.target.is_empty() { Target::value_variants() } else { &what.target };
+    if what.verify {
+        return verify::run(targets);
+    }
     make(targets, what.out.as_deref(), what.allow_changes)
 }
 

@@ -8,6 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
+use super::inputs;
 use super::packages::Unpacked;
 use super::target::Target;
 use super::tree::{Node, Tree};
@@ -90,9 +91,7 @@ struct Selection<'a> {
 pub(crate) fn build(target: Target, packages: &[Unpacked]) -> Result<Tree> {
     let mut selection =
         Selection { target, offered: offered(packages)?, tree: Tree::default(), used: [].into() };
-    for wanted in WANTED.into_iter().chain([loader(target)]) {
-        selection.take_all(&wanted.replace('@', triplet(target)))?;
-    }
+    wanted(target).iter().try_for_each(|path| selection.take_all(path))?;
     selection.bundle_certificates()?;
     for package in packages {
         let name = package.package.name.as_str();
@@ -108,6 +107,12 @@ pub(crate) fn build(target: Target, packages: &[Unpacked]) -> Result<Tree> {
     FOLDERS.iter().for_each(|(path, mode)| tree.insert(path, Node::Folder(*mode)));
     OWN.iter().for_each(|(path, text)| tree.file(path, *text));
     Ok(tree)
+}
+
+/// Returns the files and folders that the image has for themselves.
+pub(crate) fn wanted(target: Target) -> Vec<String> {
+    let listed = WANTED.iter().map(|path| path.replace('@', triplet(target)));
+    listed.chain([loader(target).to_owned()]).collect()
 }
 
 /// Returns Debian's name of an architecture in the paths of libraries.
@@ -135,28 +140,10 @@ fn variant(name: &str) -> String {
 fn offered(packages: &[Unpacked]) -> Result<BTreeMap<String, (&Unpacked, PathBuf)>> {
     let mut offered = BTreeMap::new();
     for package in packages {
-        for path in files(&package.folder)? {
-            let name = path.strip_prefix(&package.folder).context("a file outside its package")?;
-            let name = name.to_str().with_context(|| format!("{} is no UTF-8", name.display()))?;
-            offered.insert(name.to_owned(), (package, path.clone()));
-        }
+        let files = inputs::files(&package.folder)?;
+        offered.extend(files.into_iter().map(|(name, path)| (name, (package, path))));
     }
     Ok(offered)
-}
-
-/// Returns all files and links below a folder.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    let entries = fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
-    for entry in entries {
-        let entry = entry.with_context(|| format!("cannot list {}", folder.display()))?;
-        if entry.file_type()?.is_dir() {
-            found.extend(files(&entry.path())?);
-        } else {
-            found.push(entry.path());
-        }
-    }
-    Ok(found)
 }
 
 impl<'a> Selection<'a> {

@@ -1,7 +1,7 @@
 //! The settings of a release in the workspace's Cargo.toml.
 
 use anyhow::{Context as _, Result};
-use serde::Deserialize;
+use serde_json::Value;
 
 use crate::cli::steps;
 
@@ -18,47 +18,31 @@ pub(crate) struct Settings {
     pub(crate) license: String,
 }
 
-#[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-    metadata: Workspace,
-}
-
-#[derive(Deserialize)]
-struct Package {
-    name: String,
-    version: String,
-    license: String,
-    repository: String,
-}
-
-#[derive(Deserialize)]
-struct Workspace {
-    shunt: Shunt,
-}
-
-#[derive(Deserialize)]
-struct Shunt {
-    image: String,
-}
-
 impl Settings {
     /// Reads them with cargo. The network is not needed.
     pub(crate) fn read() -> Result<Self> {
         let run = steps::cargo(steps::SHORT).args(["metadata", "--no-deps", "--format-version", "1"]);
-        let read: Metadata = serde_json::from_str(&run.read()?).context(
-            "Cargo.toml lacks [workspace.metadata.shunt] with image, or [workspace.package] with repository",
-        )?;
-        let package = read.packages.into_iter().find(|package| package.name == "proxy-userspace");
-        let Package { version, license, repository, .. } =
-            package.context("the workspace has no package proxy-userspace")?;
-        Ok(Self { version, license, repository, image: read.metadata.shunt.image })
+        let read: Value = serde_json::from_str(&run.read()?).context("cannot read cargo's metadata")?;
+        let packages = read["packages"].as_array().into_iter().flatten();
+        let package = packages.into_iter().find(|package| package["name"] == "proxy-userspace");
+        let package = package.context("the workspace has no package proxy-userspace")?;
+        Ok(Self {
+            version: text(package, "version", "[workspace.package]")?,
+            license: text(package, "license", "[workspace.package]")?,
+            repository: text(package, "repository", "[workspace.package]")?,
+            image: text(&read["metadata"]["shunt"], "image", "[workspace.metadata.shunt]")?,
+        })
     }
 
     /// Returns the name of the image with the version as its tag.
     pub(crate) fn reference(&self) -> String {
         format!("{}:{}", self.image, self.version)
     }
+}
+
+fn text(table: &Value, field: &str, section: &str) -> Result<String> {
+    let text = table[field].as_str().map(str::to_owned);
+    text.with_context(|| format!("Cargo.toml has no {field} in {section}"))
 }
 
 #[cfg(test)]

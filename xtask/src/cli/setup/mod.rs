@@ -22,8 +22,8 @@ pub(crate) use self::apt::{depends, unpack_all};
 pub(crate) use self::c_compiler::ensure_c;
 pub(crate) use self::tools::KEYRING;
 use self::tools::{
-    C_COMPILER, C_COMPILER_AMD64, C_COMPILER_ARM64, COMPONENTS, FUZZ_TOOLS, QEMU, QEMU_ARM64, RELEASE_TOOLS,
-    TEST_TOOLS, TOOLS, Tool, VM_ARM64_TOOLS, VM_TOOLS, WORLD_TOOLS,
+    C_COMPILER, C_COMPILER_AMD64, C_COMPILER_ARM64, COMPONENTS, FUZZ_TOOLS, IMAGE_TOOLS, QEMU, QEMU_ARM64,
+    RELEASE_TOOLS, TEST_TOOLS, TOOLS, Tool, VM_ARM64_TOOLS, VM_TOOLS, WORLD_TOOLS,
 };
 use super::progress::Progress;
 use super::release::Target;
@@ -120,6 +120,11 @@ pub(crate) fn ensure_components() {
     missing.for_each(|(name, _)| add_component(name));
 }
 
+/// Sets up what runs the image of a release.
+pub(crate) fn ensure_image() -> Result<()> {
+    install_tools(&IMAGE_TOOLS)
+}
+
 /// Sets up releases.
 pub(crate) fn ensure_release() -> Result<()> {
     install_tools(&RELEASE_TOOLS)
@@ -185,7 +190,8 @@ fn install_packages(needs: &Needs) -> Result<()> {
 
 fn apt_knows() -> Result<Packages> {
     let c_compilers = [C_COMPILER, C_COMPILER_AMD64, C_COMPILER_ARM64];
-    let others = [&WORLD_TOOLS[..], &VM_TOOLS, &VM_ARM64_TOOLS, &FUZZ_TOOLS, &TEST_TOOLS, &c_compilers];
+    let others =
+        [&WORLD_TOOLS[..], &VM_TOOLS, &VM_ARM64_TOOLS, &FUZZ_TOOLS, &TEST_TOOLS, &IMAGE_TOOLS, &c_compilers];
     let others = others.map(packages::of_tools).concat();
     let names = [packages::all(&TOOLS), others].concat();
     apt::policy(names.iter().map(String::as_str))

@@ -117,6 +117,12 @@ pub(crate) const TEST_TOOLS: [Tool; 3] = [
     tool("chromium", "a test opens shunt's pages in it", "--version", &[&["chromium"]]),
 ];
 
+/// The tools that run the image of a release.
+pub(crate) const IMAGE_TOOLS: [Tool; 2] = [
+    tool("containerd", "a test runs the image in it", "--version", &[&["containerd"]]),
+    tool("runc", "containerd starts containers with it", "--version", &[&["runc"]]),
+];
+
 const fn tool(
     name: &'static str,
     why: &'static str,
@@ -165,7 +171,8 @@ mod tests {
     fn every_tool_has_a_package() {
         let c_compilers = [C_COMPILER, C_COMPILER_AMD64, C_COMPILER_ARM64];
         let worlds = TOOLS.iter().chain(&WORLD_TOOLS).chain(&VM_TOOLS).chain(&VM_ARM64_TOOLS);
-        let mut tools = worlds.chain(&FUZZ_TOOLS).chain(&TEST_TOOLS).chain(&c_compilers);
+        let others = FUZZ_TOOLS.iter().chain(&TEST_TOOLS).chain(&IMAGE_TOOLS).chain(&c_compilers);
+        let mut tools = worlds.chain(others);
         assert!(RELEASE_TOOLS.iter().all(|tool| VM_TOOLS.contains(tool)));
         assert!(tools.all(|tool| tool.packages.iter().any(|list| !list.is_empty())));
     }

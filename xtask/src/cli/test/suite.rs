@@ -278,6 +278,7 @@ fn packets() -> Result<Vec<Step>> {
         ("churn nftables", world_program("churn", "nftables").args(["--connections", "20000"])),
         ("restarts iptables", world_program("restarts", "iptables")),
         ("deployment", steps::with_shunt("deployment")),
+        ("image", this()?.args(["release", "--try"])),
     ]
     .map(|(name, run)| Step {
         echo: true,

@@ -120,3 +120,6 @@ fn checksums(files: &Tree) -> String {
         text
     })
 }
+
+#[cfg(test)]
+mod tests;

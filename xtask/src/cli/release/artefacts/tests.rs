@@ -1,0 +1,114 @@
+//! Makes a whole release of small inputs.
+
+use std::fs;
+use std::path::Path;
+
+use clap::ValueEnum as _;
+use xtask::workspace;
+
+use super::*;
+use crate::cli::release::lock::Package;
+use crate::cli::release::{inputs, rootfs};
+
+/// Writes a package with every file that the image wants, and returns the inputs of a release.
+fn inputs(folder: &Path, targets: &[Target]) -> Inputs {
+    let part = |target: &Target| {
+        let folder = folder.join(target.name());
+        for path in rootfs::wanted(*target) {
+            let path = if path.ends_with('/') { format!("{path}one") } else { path };
+            write(&folder.join(&path), &path);
+        }
+        write(&folder.join("usr/share/ca-certificates/mozilla/one.crt"), "certificate");
+        write(&folder.join("usr/share/doc/all/copyright"), "License: GPL-2+\n");
+        let package = Package {
+            name: "all".into(),
+            version: "1:2.0+3".into(),
+            source: "all".into(),
+            archive: "debian".into(),
+            path: "pool/all.deb".into(),
+            sha256: "ab".into(),
+        };
+        let unpacked = Unpacked { package, folder, control: "Package: all\n".into() };
+        let part =
+            Crate { name: "serde".into(), version: "1.0.0".into(), license: "MIT".into(), checksum: None };
+        Part { target: *target, shunt: b"shunt".to_vec(), crates: vec![part], packages: vec![unpacked] }
+    };
+    let settings = Settings::read().unwrap();
+    Inputs {
+        source: Source::example(),
+        lock: Lock { release: "trixie".into(), snapshot: "s".into(), packages: [].into() },
+        deploy: inputs::folder(&workspace::root().join("deploy")).unwrap(),
+        changelog: format!("## [{}]\n\n- something\n", settings.version),
+        pins: vec![("Cargo.lock", "cd".into())],
+        compiler: "rustc 1.95.0".into(),
+        parts: targets.iter().map(part).collect(),
+        settings,
+    }
+}
+
+fn write(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+fn made(targets: &[Target]) -> Tree {
+    let folder = tempfile::tempdir().unwrap();
+    make(inputs(folder.path(), targets)).unwrap().0
+}
+
+fn text(files: &Tree, path: &str) -> String {
+    let Some(Node::File { bytes, .. }) = files.get(path) else { panic!("the release has no {path}") };
+    String::from_utf8(bytes.clone()).unwrap()
+}
+
+#[test]
+fn release_of_the_same_inputs_in_another_folder_has_the_same_bytes() {
+    let targets = Target::value_variants();
+    assert!(made(targets) == made(targets));
+}
+
+#[test]
+fn checksums_are_of_all_other_files() {
+    let files = made(Target::value_variants());
+    let listed = text(&files, CHECKSUMS);
+    let names: Vec<&str> = listed.lines().filter_map(|line| line.split("  ").nth(1)).collect();
+    let is_file = |node: &Node| matches!(node, Node::File { .. });
+    let all = files.iter().filter(|(path, node)| is_file(node) && *path != CHECKSUMS);
+    assert_eq!(names, all.map(|(path, _)| path).collect::<Vec<_>>());
+    for name in ["shunt-amd64", "shunt-arm64", "kubernetes/daemonset.yaml", "RELEASE_NOTES.md"] {
+        assert!(names.contains(&name), "{listed}");
+    }
+}
+
+/// The setting in Cargo.toml is the only place of the name: everything in `deploy` must follow it.
+#[test]
+fn everything_in_deploy_has_the_image_and_the_repository_of_cargo_toml() {
+    let files = made(&[Target::Amd64]);
+    let settings = Settings::read().unwrap();
+    let daemon_set = text(&files, "kubernetes/daemonset.yaml");
+    assert!(daemon_set.contains(&format!("image: {}@sha256:", settings.reference())), "{daemon_set}");
+    for (path, node) in inputs::folder(&workspace::root().join("deploy")).unwrap().iter() {
+        let Node::File { bytes, .. } = node else { continue };
+        let text = String::from_utf8_lossy(bytes);
+        let links = text.lines().filter_map(|line| line.split("runbook_url: ").nth(1));
+        for link in links {
+            assert!(link.starts_with(&settings.repository), "deploy/{path}: {link}");
+        }
+    }
+}
+
+#[test]
+fn bill_of_materials_has_the_crates_and_the_packages() {
+    let files = made(&[Target::Arm64]);
+    let version = Settings::read().unwrap().version;
+    let bill = text(&files, &format!("shunt-{version}-arm64.spdx.json"));
+    let bill: Value = serde_json::from_str(&bill).unwrap();
+    let packages = bill["packages"].as_array().unwrap();
+    let named = |name: &str| packages.iter().find(|package| package["name"] == name).unwrap();
+    assert_eq!(named("serde")["licenseDeclared"], "MIT");
+    assert_eq!(named("all")["licenseComments"], "Debian's copyright file names: GPL-2+");
+    let identifiers: Vec<&Value> = packages.iter().map(|package| &package["SPDXID"]).collect();
+    for relation in bill["relationships"].as_array().unwrap() {
+        assert!(identifiers.contains(&&relation["relatedSpdxElement"]), "{relation}");
+    }
+}
