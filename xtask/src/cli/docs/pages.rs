@@ -10,8 +10,9 @@ use super::Page;
 use crate::cli::Cli;
 
 /// Programs of others that pages may run.
-const PROGRAMS: [&str; 17] = [
+const PROGRAMS: [&str; 22] = [
     "bpftool",
+    "cosign",
     "curl",
     "docker",
     "find",
@@ -21,9 +22,13 @@ const PROGRAMS: [&str; 17] = [
     "kubectl",
     "llvm-objdump",
     "ls",
+    "minisign",
     "nft",
     "object",
+    "openssl",
     "sed",
+    "sha256sum",
+    "skopeo",
     "sysctl",
     "tar",
     "tc",

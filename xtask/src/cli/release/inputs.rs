@@ -4,7 +4,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use xtask::run::Run;
 use xtask::workspace;
 
 use super::artefacts::{Inputs, Part};
@@ -13,7 +12,7 @@ use super::settings::Settings;
 use super::source::Source;
 use super::target::Target;
 use super::tree::Tree;
-use super::{binaries, crates, digest, packages};
+use super::{binaries, crates, digest, linked, packages};
 use crate::cli::progress::Progress;
 
 /// Files that pin dependencies.
@@ -29,9 +28,8 @@ pub(crate) fn read(settings: Settings, targets: &[Target], allow_changes: bool) 
     let changelog = fs::read_to_string(root.join("CHANGELOG.md")).context("cannot read CHANGELOG.md")?;
     let pins = PINS.iter().map(|name| Ok((*name, digest::of_file(&root.join(name))?)));
     let pins = pins.collect::<Result<Vec<_>>>()?;
-    let compiler = Run::new("rustc").arg("--version").dir(&root).read()?.trim().to_owned();
     let deploy = folder(&root.join("deploy"))?;
-    Ok(Inputs { settings, source, lock, deploy, changelog, pins, compiler, parts })
+    Ok(Inputs { settings, source, lock, deploy, changelog, pins, parts })
 }
 
 /// Builds and fetches what the image of an architecture is made of.
@@ -46,7 +44,7 @@ pub(crate) fn part(target: Target, lock: &Lock) -> Result<Part> {
     })?;
     let path = binaries::build(target, &binaries)?;
     let shunt = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(Part { target, shunt, crates: crates::of(target)?, packages })
+    Ok(Part { target, shunt, crates: crates::of(target)?, linked: linked::of(target)?, packages })
 }
 
 /// Reads the files below a folder.

@@ -8,6 +8,7 @@ mod deploy;
 mod digest;
 mod image;
 mod inputs;
+mod linked;
 mod lock;
 mod notes;
 mod oci;

@@ -1,8 +1,9 @@
 //! The provenance of a release: an in-toto statement with the SLSA predicate, without a signature.
-//! It has no time and nothing else of the machine but the compiler, so that it can be made again.
+//! It has no time and nothing else of the machine but its compilers, so that it can be made again.
 
 use serde_json::{Value, json};
 
+use super::linked::Linked;
 use super::lock::Lock;
 use super::sbom;
 use super::settings::Settings;
@@ -15,14 +16,12 @@ pub(crate) struct Build<'a> {
     pub(crate) settings: &'a Settings,
     /// The commit.
     pub(crate) source: &'a Source,
-    /// The architectures.
-    pub(crate) targets: &'a [Target],
+    /// The architectures, with their compilers and what those link.
+    pub(crate) targets: &'a [(Target, Linked)],
     /// Debian's packages.
     pub(crate) lock: &'a Lock,
     /// Files that pin dependencies, with their digests.
     pub(crate) pins: &'a [(&'static str, String)],
-    /// The compiler, as it prints its version.
-    pub(crate) compiler: &'a str,
 }
 
 /// Returns the statement about files, each with its digest.
@@ -38,15 +37,25 @@ pub(crate) fn statement(build: &Build<'_>, files: &[(String, String)]) -> Value 
                 "buildType": format!("{repository}/blob/main/docs/release.md#provenance"),
                 "externalParameters": {
                     "version": build.settings.version,
-                    "targets": build.targets.iter().map(|target| target.name()).collect::<Vec<_>>(),
+                    "targets": build.targets.iter().map(|(target, _)| target.name()).collect::<Vec<_>>(),
                     "uncommittedChanges": build.source.is_changed,
                 },
-                "internalParameters": {"compiler": build.compiler},
+                "internalParameters": {"toolchains": toolchains(build)},
                 "resolvedDependencies": dependencies(build),
             },
             "runDetails": {"builder": {"id": format!("{repository}/blob/{}/xtask", build.source.commit)}},
         },
     })
+}
+
+fn toolchains(build: &Build<'_>) -> Value {
+    let toolchains = build.targets.iter().map(|(target, linked)| {
+        let libraries =
+            linked.libraries.iter().map(|library| format!("{} {}", library.name, library.version));
+        let libraries: Vec<String> = libraries.collect();
+        (target.name().to_owned(), json!({"compiler": linked.compiler, "libraries": libraries}))
+    });
+    Value::Object(toolchains.collect())
 }
 
 fn dependencies(build: &Build<'_>) -> Vec<Value> {
@@ -56,7 +65,7 @@ fn dependencies(build: &Build<'_>) -> Vec<Value> {
         "digest": {"gitCommit": source.commit},
     });
     let pins = build.pins.iter().map(|(name, sha256)| json!({"name": name, "digest": {"sha256": sha256}}));
-    let packages = build.targets.iter().flat_map(|target| {
+    let packages = build.targets.iter().flat_map(|(target, _)| {
         let packages = lock.packages.get(target.name()).into_iter().flatten();
         packages.map(|package| {
             let uri = sbom::debian_purl(&package.name, &package.version, target.name(), &lock.release);
@@ -77,15 +86,16 @@ mod tests {
         let build = Build {
             settings: &settings,
             source: &source,
-            targets: &[Target::Amd64],
+            targets: &[(Target::Amd64, Linked { compiler: "rustc 1.95.0".into(), libraries: vec![] })],
             lock: &lock,
             pins: &[("Cargo.lock", "ab".into())],
-            compiler: "rustc 1.95.0",
         };
         let statement = statement(&build, &[("shunt-amd64".into(), "cd".into())]);
         assert_eq!(statement["subject"][0]["digest"]["sha256"], "cd");
         let made_of = &statement["predicate"]["buildDefinition"]["resolvedDependencies"];
         assert_eq!(made_of[0]["digest"]["gitCommit"], source.commit.as_str());
+        let toolchains = &statement["predicate"]["buildDefinition"]["internalParameters"]["toolchains"];
+        assert_eq!(toolchains["amd64"]["compiler"], "rustc 1.95.0");
         assert_eq!(made_of[1], json!({"name": "Cargo.lock", "digest": {"sha256": "ab"}}));
     }
 }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::crates::Crate;
 use super::digest;
+use super::linked::Library;
 use super::packages::Unpacked;
 use super::settings::Settings;
 use super::source::Source;
@@ -26,6 +27,8 @@ pub(crate) struct Materials<'a> {
     pub(crate) shunt: &'a [u8],
     /// The crates in the binary.
     pub(crate) crates: &'a [Crate],
+    /// The libraries that are linked into it beside them.
+    pub(crate) libraries: &'a [Library],
     /// The packages beside it.
     pub(crate) packages: &'a [Unpacked],
     /// The release of Debian.
@@ -41,6 +44,11 @@ pub(crate) fn document(materials: &Materials<'_>, settings: &Settings, source: &
     for part in materials.crates {
         let package = of_crate(part);
         relations.push(relation(PROGRAM, "DEPENDS_ON", id_of(&package)));
+        packages.push(package);
+    }
+    for part in materials.libraries {
+        let package = of_library(part);
+        relations.push(relation(PROGRAM, "STATIC_LINK", id_of(&package)));
         packages.push(package);
     }
     for part in materials.packages {
@@ -112,6 +120,20 @@ fn of_crate(part: &Crate) -> Value {
             json!([purl(&format!("pkg:cargo/{}@{}", part.name, encode(&part.version)))]);
     }
     package
+}
+
+fn of_library(part: &Library) -> Value {
+    json!({
+        "SPDXID": id("library", &[&part.name]),
+        "name": part.name,
+        "versionInfo": part.version,
+        "primaryPackagePurpose": "LIBRARY",
+        "downloadLocation": UNKNOWN,
+        "filesAnalyzed": false,
+        "licenseConcluded": UNKNOWN,
+        "licenseDeclared": part.license,
+        "copyrightText": UNKNOWN,
+    })
 }
 
 fn of_debian(part: &Unpacked, target: &str, release: &str) -> Result<Value> {

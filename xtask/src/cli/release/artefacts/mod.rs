@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::crates::Crate;
 use super::image::{self, Content, Image};
+use super::linked::Linked;
 use super::lock::Lock;
 use super::packages::Unpacked;
 use super::provenance::{self, Build};
@@ -32,8 +33,6 @@ pub(crate) struct Inputs {
     pub(crate) changelog: String,
     /// Files that pin dependencies, with their digests.
     pub(crate) pins: Vec<(&'static str, String)>,
-    /// The compiler, as it prints its version.
-    pub(crate) compiler: String,
     /// What each architecture is made of.
     pub(crate) parts: Vec<Part>,
 }
@@ -43,6 +42,7 @@ pub(crate) struct Part {
     pub(crate) target: Target,
     pub(crate) shunt: Vec<u8>,
     pub(crate) crates: Vec<Crate>,
+    pub(crate) linked: Linked,
     pub(crate) packages: Vec<Unpacked>,
 }
 
@@ -65,15 +65,8 @@ pub(crate) fn make(inputs: Inputs) -> Result<(Tree, Vec<(Target, [usize; 2])>)> 
     files.file(&name("-image.tar"), image.archive);
     files.file(&name("-chart.tar"), chart.layout);
     files.file(&name(".tgz"), chart.archive);
-    let targets: Vec<Target> = inputs.parts.iter().map(|part| part.target).collect();
-    let build = Build {
-        settings,
-        source,
-        targets: &targets,
-        lock: &inputs.lock,
-        pins: &inputs.pins,
-        compiler: &inputs.compiler,
-    };
+    let targets: Vec<_> = inputs.parts.iter().map(|part| (part.target, part.linked.clone())).collect();
+    let build = Build { settings, source, targets: &targets, lock: &inputs.lock, pins: &inputs.pins };
     let statement = provenance::statement(&build, &digests(&files));
     files.file(&name(".provenance.json"), pretty(&statement)?);
     files.file(CHECKSUMS, checksums(&files));
@@ -96,6 +89,7 @@ fn materials<'a>(part: &'a Part, lock: &'a Lock) -> Materials<'a> {
         target: part.target,
         shunt: &part.shunt,
         crates: &part.crates,
+        libraries: &part.linked.libraries,
         packages: &part.packages,
         release: &lock.release,
     }

@@ -7,6 +7,7 @@ use clap::ValueEnum as _;
 use xtask::workspace;
 
 use super::*;
+use crate::cli::release::linked::Library;
 use crate::cli::release::lock::Package;
 use crate::cli::release::{inputs, rootfs};
 
@@ -31,7 +32,15 @@ fn inputs(folder: &Path, targets: &[Target]) -> Inputs {
         let unpacked = Unpacked { package, folder, control: "Package: all\n".into() };
         let part =
             Crate { name: "serde".into(), version: "1.0.0".into(), license: "MIT".into(), checksum: None };
-        Part { target: *target, shunt: b"shunt".to_vec(), crates: vec![part], packages: vec![unpacked] }
+        let library = Library { name: "glibc".into(), version: "2.41".into(), license: "LGPL-2.1-or-later" };
+        let linked = Linked { compiler: "rustc 1.95.0".into(), libraries: vec![library] };
+        Part {
+            target: *target,
+            shunt: b"shunt".to_vec(),
+            crates: vec![part],
+            linked,
+            packages: vec![unpacked],
+        }
     };
     let settings = Settings::read().unwrap();
     Inputs {
@@ -40,7 +49,6 @@ fn inputs(folder: &Path, targets: &[Target]) -> Inputs {
         deploy: inputs::folder(&workspace::root().join("deploy")).unwrap(),
         changelog: format!("## [{}]\n\n- something\n", settings.version),
         pins: vec![("Cargo.lock", "cd".into())],
-        compiler: "rustc 1.95.0".into(),
         parts: targets.iter().map(part).collect(),
         settings,
     }
@@ -107,6 +115,7 @@ fn bill_of_materials_has_the_crates_and_the_packages() {
     let named = |name: &str| packages.iter().find(|package| package["name"] == name).unwrap();
     assert_eq!(named("serde")["licenseDeclared"], "MIT");
     assert_eq!(named("all")["licenseComments"], "Debian's copyright file names: GPL-2+");
+    assert_eq!(named("glibc")["versionInfo"], "2.41");
     let identifiers: Vec<&Value> = packages.iter().map(|package| &package["SPDXID"]).collect();
     for relation in bill["relationships"].as_array().unwrap() {
         assert!(identifiers.contains(&&relation["relatedSpdxElement"]), "{relation}");
