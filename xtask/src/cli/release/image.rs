@@ -30,8 +30,19 @@ pub(crate) struct Image {
     pub(crate) archive: Vec<u8>,
     /// The digest by which a registry names it.
     pub(crate) digest: String,
-    /// The compressed sizes of the two layers for each architecture.
-    pub(crate) layers: Vec<(Target, [usize; 2])>,
+    /// The layers of each architecture.
+    pub(crate) layers: Vec<Layers>,
+}
+
+/// The compressed sizes of the layers of an architecture, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layers {
+    /// The architecture.
+    pub(crate) target: Target,
+    /// The layer of Debian's packages.
+    pub(crate) packages: usize,
+    /// The layer of shunt.
+    pub(crate) shunt: usize,
 }
 
 /// Returns the image.
@@ -42,7 +53,7 @@ pub(crate) fn build(contents: &[Content], settings: &Settings, source: &Source) 
         let (manifest, sizes) = manifest(&mut layout, content, settings, source)?;
         let platform = json!({"platform": {"architecture": content.target.name(), "os": "linux"}});
         manifests.push(manifest.with(&platform));
-        layers.push((content.target, sizes));
+        layers.push(sizes);
     }
     let index = json!({
         "schemaVersion": 2,
@@ -72,7 +83,7 @@ fn manifest(
     content: &Content,
     settings: &Settings,
     source: &Source,
-) -> Result<(Descriptor, [usize; 2])> {
+) -> Result<(Descriptor, Layers)> {
     let mut program = Tree::default();
     program.program(PROGRAM, content.shunt.clone());
     let (mut layers, mut differences, mut sizes) = (Vec::new(), Vec::new(), [0; 2]);
@@ -91,7 +102,8 @@ fn manifest(
         "layers": layers,
         "annotations": annotations(settings, source),
     });
-    Ok((layout.document(MANIFEST, &manifest)?, sizes))
+    let [packages, shunt] = sizes;
+    Ok((layout.document(MANIFEST, &manifest)?, Layers { target: content.target, packages, shunt }))
 }
 
 fn config(target: Target, differences: &[String], settings: &Settings, source: &Source) -> Value {

@@ -32,6 +32,7 @@ use clap::{Args, ValueEnum as _};
 use xtask::workspace;
 
 use self::artefacts::CHECKSUMS;
+use self::image::Layers;
 use self::lock::Lock;
 use self::settings::Settings;
 pub(crate) use self::target::Target;
@@ -51,12 +52,19 @@ pub(crate) struct Release {
     /// Also with changes that are not committed. The provenance then says so.
     #[arg(long)]
     allow_changes: bool,
+    #[command(flatten)]
+    instead: Instead,
+}
+
+/// What to do instead of writing a release.
+#[derive(Debug, Clone, Args)]
+struct Instead {
     /// Make the release twice, in clones in different folders, and compare every byte.
     #[arg(long, conflicts_with_all = ["out", "allow_changes"])]
     verify: bool,
     /// Make no release. Build the image of this machine's architecture, and run it in a private
-    /// containerd with the security context and the mounts of the DaemonSet: it serves a Service in
-    /// the modes ebpf, nftables and iptables. Needs root.
+    /// containerd as the `DaemonSet` would: it serves a Service in the modes ebpf, nftables and
+    /// iptables. Needs root.
     #[arg(long = "try", exclusive = true)]
     trial: bool,
     /// Make no release. Pin the newest versions of the image's Debian packages in
@@ -67,14 +75,14 @@ pub(crate) struct Release {
 
 /// Does what the arguments ask for.
 pub(crate) fn run(what: &Release) -> Result<()> {
-    if what.update_packages {
+    if what.instead.update_packages {
         return update_packages();
     }
-    if what.trial {
+    if what.instead.trial {
         return trial::run();
     }
     let targets = if what.target.is_empty() { Target::value_variants() } else { &what.target };
-    if what.verify {
+    if what.instead.verify {
         return verify::run(targets);
     }
     make(targets, what.out.as_deref(), what.allow_changes)
@@ -83,7 +91,9 @@ pub(crate) fn run(what: &Release) -> Result<()> {
 fn update_packages() -> Result<()> {
     let changes =
         Progress::during("update packages", |progress| Lock::update(&mut |line| progress.line(line)))?;
-    changes.iter().for_each(|change| println!("{change}"));
+    for change in &changes {
+        println!("{change}");
+    }
     println!("{} changes in {}", changes.len(), Lock::path().display());
     Ok(())
 }
@@ -95,14 +105,14 @@ fn make(targets: &[Target], out: Option<&Path>, allow_changes: bool) -> Result<(
     ensure_replaceable(&out)?;
     setup::ensure_release()?;
     let inputs = inputs::read(settings, targets, allow_changes)?;
-    let (files, layers) = Progress::during("write the release", |_| artefacts::make(inputs))?;
+    let made = Progress::during("write the release", |_| artefacts::make(&inputs))?;
     if out.exists() {
         fs::remove_dir_all(&out).with_context(|| format!("cannot remove {}", out.display()))?;
     }
-    write(&files, &out)?;
-    for (target, [base, shunt]) in layers {
-        let [base, shunt] = [base, shunt].map(megabytes);
-        println!("image of {}: {base} MB of packages, {shunt} MB of shunt", target.name());
+    write(&made.files, &out)?;
+    for Layers { target, packages, shunt } in made.layers {
+        let [packages, shunt] = [packages, shunt].map(megabytes);
+        println!("image of {}: {packages} MB of packages, {shunt} MB of shunt", target.name());
     }
     println!("{}", out.display());
     Ok(())

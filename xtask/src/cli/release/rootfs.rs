@@ -102,10 +102,18 @@ pub(crate) fn build(target: Target, packages: &[Unpacked]) -> Result<Tree> {
         selection.describe(package)?;
     }
     let mut tree = selection.tree;
-    PLAIN.iter().for_each(|name| tree.link(&format!("usr/sbin/{name}"), &variant(name)));
-    MERGED.iter().for_each(|name| tree.link(name, &format!("usr/{name}")));
-    FOLDERS.iter().for_each(|(path, mode)| tree.insert(path, Node::Folder(*mode)));
-    OWN.iter().for_each(|(path, text)| tree.file(path, *text));
+    for name in PLAIN {
+        tree.link(&format!("usr/sbin/{name}"), &variant(name));
+    }
+    for name in MERGED {
+        tree.link(name, &format!("usr/{name}"));
+    }
+    for (path, mode) in FOLDERS {
+        tree.insert(path, Node::Folder(mode));
+    }
+    for (path, text) in OWN {
+        tree.file(path, text);
+    }
     Ok(tree)
 }
 

@@ -1,5 +1,5 @@
 //! `cargo xtask release --try`: builds the image of this machine's architecture, and runs it in
-//! containerd with what the DaemonSet gives it.
+//! containerd with what the `DaemonSet` gives it.
 
 use std::fs;
 

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::crates::Crate;
-use super::image::{self, Content, Image};
+use super::image::{self, Content, Image, Layers};
 use super::linked::Linked;
 use super::lock::Lock;
 use super::packages::Unpacked;
@@ -46,17 +46,25 @@ pub(crate) struct Part {
     pub(crate) packages: Vec<Unpacked>,
 }
 
-/// Returns the files of the release by their names, and the sizes of the image's layers.
-pub(crate) fn make(inputs: Inputs) -> Result<(Tree, Vec<(Target, [usize; 2])>)> {
+/// A release.
+pub(crate) struct Made {
+    /// Its files by their names.
+    pub(crate) files: Tree,
+    /// The layers of the image.
+    pub(crate) layers: Vec<Layers>,
+}
+
+/// Makes the release.
+pub(crate) fn make(inputs: &Inputs) -> Result<Made> {
     let mut files = Tree::default();
-    let Inputs { settings, source, .. } = &inputs;
+    let Inputs { settings, source, .. } = inputs;
     let name = |rest: &str| format!("shunt-{}{rest}", settings.version);
     for part in &inputs.parts {
         files.program(&format!("shunt-{}", part.target.name()), part.shunt.clone());
         let bill = sbom::document(&materials(part, &inputs.lock), settings, source)?;
         files.file(&name(&format!("-{}.spdx.json", part.target.name())), pretty(&bill)?);
     }
-    let image = image_of(&inputs)?;
+    let image = image_of(inputs)?;
     let chart = deploy::chart(&inputs.deploy, settings, source, &image.digest)?;
     for (path, node) in deploy::manifests(&inputs.deploy, settings, &image.digest)?.iter() {
         files.insert(path, node.clone());
@@ -70,7 +78,7 @@ pub(crate) fn make(inputs: Inputs) -> Result<(Tree, Vec<(Target, [usize; 2])>)> 
     let statement = provenance::statement(&build, &digests(&files));
     files.file(&name(".provenance.json"), pretty(&statement)?);
     files.file(CHECKSUMS, checksums(&files));
-    Ok((files, image.layers))
+    Ok(Made { files, layers: image.layers })
 }
 
 /// Returns the image.

@@ -61,7 +61,7 @@ fn write(path: &Path, text: &str) {
 
 fn made(targets: &[Target]) -> Tree {
     let folder = tempfile::tempdir().unwrap();
-    make(inputs(folder.path(), targets)).unwrap().0
+    make(&inputs(folder.path(), targets)).unwrap().files
 }
 
 fn text(files: &Tree, path: &str) -> String {
