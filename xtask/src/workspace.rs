@@ -33,16 +33,6 @@ pub fn logs() -> PathBuf {
     root().join("target/xtask-logs")
 }
 
-/// Returns the folder of release binaries.
-pub fn release() -> PathBuf {
-    target().join("release")
-}
-
-/// Returns the folder of binaries that were built without optimisation.
-pub fn debug() -> PathBuf {
-    target().join("debug")
-}
-
 /// Returns the absolute path of cargo's target folder for host builds. `CARGO_TARGET_DIR` may be
 /// relative to the caller's folder.
 pub fn target() -> PathBuf {

@@ -43,7 +43,7 @@ fn kernel(what: &Conformance) -> Result<Option<Kernel>> {
 /// Returns true if `shunt probe` finds everything that mode ipvs needs.
 fn has_ipvs() -> Result<bool> {
     // The exit status is an error if no mode works. The report is printed anyway.
-    let probe = Run::new(workspace::release().join("shunt")).args(["probe", "--output", "json"]);
+    let probe = Run::new(steps::world().join("shunt")).args(["probe", "--output", "json"]);
     let printed = probe.watch(&mut |_| ())?.stdout;
     works(&printed).context("`shunt probe --output json` has no entry for mode ipvs")
 }
@@ -59,7 +59,7 @@ fn works(report: &str) -> Option<bool> {
 /// tests of mode ipvs.
 fn guest(what: &Conformance) -> Result<Guest> {
     let cases = what.cases.clone().unwrap_or_else(|| workspace::root().join("tests/cases"));
-    let programs = ["shunt", "conformance", IPVS, DAEMON].map(|name| workspace::release().join(name));
+    let programs = ["shunt", "conformance", IPVS, DAEMON].map(|name| steps::world().join(name));
     let mut commands = vec![steps::conformance(what).words()];
     if what.mode == IPVS && what.only.is_empty() && what.cases.is_none() {
         commands.push(steps::with_shunt(IPVS).words());

@@ -27,6 +27,7 @@ use signal_hook::iterator::Signals;
 use xtask::{ebpf, run, workspace};
 
 use self::release::Target;
+use self::steps::Unoptimised;
 use self::test::Extent;
 
 /// The build steps of shunt.
@@ -261,8 +262,8 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
         Command::Demo { mode } => {
             privilege::require("demo")?;
             setup::ensure()?;
-            steps::build_quick(&["demo"]).show()?;
-            return Err(steps::quick_program("demo", mode).exec());
+            Unoptimised::Quick.build("demo").show()?;
+            return Err(Unoptimised::Quick.program("demo", mode).exec());
         }
         Command::Fuzz { target, seconds } => {
             setup::ensure()?;
@@ -313,7 +314,7 @@ fn prepare_world(command: &str) -> Result<()> {
     privilege::require(command)?;
     setup::ensure()?;
     setup::ensure_world()?;
-    steps::build_world().show()
+    steps::build_world()?.show()
 }
 
 /// Passes termination signals on to the running programs, so that they clean up.

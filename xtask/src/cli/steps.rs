@@ -2,12 +2,15 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::Result;
 use xtask::run::Run;
 use xtask::{search, workspace};
 
+use super::release::Target;
+use super::release::binaries::{self, Builder};
 use super::{Bench, Conformance};
 
 /// The environment variable that makes properties use the same cases every time, so that a result
@@ -48,21 +51,48 @@ pub(crate) fn build(release: bool) -> Run {
 /// The packages with shunt and the programs of the test world.
 pub(crate) const WORLD: [&str; 4] = ["--package", "proxy-userspace", "--package", "shunt-tests"];
 
-/// Returns the command that builds shunt and the programs of the test world.
-pub(crate) fn build_world() -> Run {
-    cargo(BUILD).args(["build", "--release"]).args(WORLD)
+/// Returns the command that builds shunt and the programs of the test world, as programs of a
+/// release are built: what is tested is what is shipped.
+pub(crate) fn build_world() -> Result<Run> {
+    Ok(match Target::host() {
+        Some(host) => Builder::prepare(host)?.cargo("build").args(WORLD),
+        None => cargo(BUILD).args(["build", "--release"]).args(WORLD),
+    })
 }
 
-/// Returns the command that builds shunt and these programs of the test world quickly: without
-/// optimisation, and with the dependencies that xtask has too.
-pub(crate) fn build_quick(programs: &[&str]) -> Run {
-    let run = cargo(BUILD).arg("build").args(WORLD);
-    run.args(["--bin", "shunt"]).args(programs.iter().flat_map(|program| ["--bin", program]))
+/// Returns the folder of the programs that [`build_world`] builds.
+pub(crate) fn world() -> PathBuf {
+    Target::host().map_or_else(|| workspace::target().join("release"), binaries::release)
 }
 
-/// Returns the command that builds the program that runs the image of a release.
-pub(crate) fn build_deployment() -> Run {
-    cargo(BUILD).args(["build", "--release", "--package", "shunt-tests", "--bin", "deployment"])
+/// The profiles without optimisation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Unoptimised {
+    /// Shares crates with xtask itself.
+    Quick,
+    /// Shares crates with tests.
+    Dev,
+}
+
+impl Unoptimised {
+    /// Returns the command that builds shunt and a program of the test world.
+    pub(crate) fn build(self, program: &str) -> Run {
+        let profile = match self {
+            Self::Quick => "quick",
+            Self::Dev => "dev",
+        };
+        let run = cargo(BUILD).args(["build", "--profile", profile]).args(WORLD);
+        run.args(["--bin", "shunt", "--bin", program])
+    }
+
+    /// Returns a program of the test world that runs shunt in a mode. [`Self::build`] builds it.
+    pub(crate) fn program(self, name: &str, mode: &str) -> Run {
+        let folder = match self {
+            Self::Quick => "quick",
+            Self::Dev => "debug",
+        };
+        with_shunt_in(&workspace::target().join(folder), name).args(["--mode", mode])
+    }
 }
 
 /// Returns the conformance runner.
@@ -70,9 +100,9 @@ pub(crate) fn conformance(what: &Conformance) -> Run {
     world_program("conformance", &what.mode).args(choice(what))
 }
 
-/// Returns the conformance runner that [`build_quick`] builds.
+/// Returns the conformance runner without optimisation.
 pub(crate) fn quick_conformance(what: &Conformance) -> Run {
-    quick_program("conformance", &what.mode).args(choice(what))
+    Unoptimised::Dev.program("conformance", &what.mode).args(choice(what))
 }
 
 /// Returns the arguments for the cases and settings of a conformance run.
@@ -130,12 +160,7 @@ pub(crate) fn world_program(name: &str, mode: &str) -> Run {
 
 /// Returns a program of the test world that runs shunt. [`build_world`] builds it.
 pub(crate) fn with_shunt(name: &str) -> Run {
-    with_shunt_in(&workspace::release(), name)
-}
-
-/// Returns a program of the test world that runs shunt in a mode. [`build_quick`] builds it.
-pub(crate) fn quick_program(name: &str, mode: &str) -> Run {
-    with_shunt_in(&workspace::debug(), name).args(["--mode", mode])
+    with_shunt_in(&world(), name)
 }
 
 /// Returns a program of the test world that runs shunt. Both are in this folder.

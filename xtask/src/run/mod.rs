@@ -165,6 +165,15 @@ impl Run {
         self
     }
 
+    /// Lets other programs go first: those that wait for packets and deadlines.
+    #[must_use]
+    pub fn behind_others(mut self) -> Self {
+        let words = self.words();
+        self.program = "nice".into();
+        self.args = ["-n", "5"].map(Into::into).into_iter().chain(words).collect();
+        self
+    }
+
     /// Runs the program and returns its standard output. A failing exit status is an error with the
     /// last lines of output.
     pub fn read(self) -> Result<String> {

@@ -12,19 +12,27 @@ use super::settings::Settings;
 use super::source::Source;
 use super::target::Target;
 use super::tree::Tree;
-use super::{binaries, crates, digest, linked, packages};
+use super::{crates, digest, linked, packages};
 use crate::cli::progress::Progress;
 
 /// Files that pin dependencies.
 const PINS: [&str; 2] = ["Cargo.lock", "deploy/image/packages.json"];
 
-/// Builds the binaries, and reads everything else.
-pub(crate) fn read(settings: Settings, targets: &[Target], allow_changes: bool) -> Result<Inputs> {
+/// Builds a program for an architecture, into a folder, and returns its path.
+type Program = dyn Fn(Target, &Path) -> Result<PathBuf>;
+
+/// Builds the programs, and reads everything else.
+pub(crate) fn read(
+    settings: Settings,
+    targets: &[Target],
+    allow_changes: bool,
+    program: &Program,
+) -> Result<Inputs> {
     // Before the builds, which take minutes.
     let source = Source::read(allow_changes)?;
     let root = workspace::root();
     let lock = Lock::read()?;
-    let parts = targets.iter().map(|target| part(*target, &lock)).collect::<Result<Vec<_>>>()?;
+    let parts = targets.iter().map(|target| part(*target, &lock, program)).collect::<Result<Vec<_>>>()?;
     let changelog = fs::read_to_string(root.join("CHANGELOG.md")).context("cannot read CHANGELOG.md")?;
     let pins = PINS.iter().map(|name| Ok((*name, digest::of_file(&root.join(name))?)));
     let pins = pins.collect::<Result<Vec<_>>>()?;
@@ -33,7 +41,7 @@ pub(crate) fn read(settings: Settings, targets: &[Target], allow_changes: bool) 
 }
 
 /// Builds and fetches what the image of an architecture is made of.
-pub(crate) fn part(target: Target, lock: &Lock) -> Result<Part> {
+fn part(target: Target, lock: &Lock, program: &Program) -> Result<Part> {
     let work = workspace::target().join("release-work");
     let binaries = work.join("binaries");
     fs::create_dir_all(&binaries).with_context(|| format!("cannot create {}", binaries.display()))?;
@@ -42,7 +50,7 @@ pub(crate) fn part(target: Target, lock: &Lock) -> Result<Part> {
     let packages = Progress::during(&format!("packages of {}", target.name()), |progress| {
         packages::unpack(lock, target, &unpacked, &mut |line| progress.line(line))
     })?;
-    let path = binaries::build(target, &binaries)?;
+    let path = program(target, &binaries)?;
     let shunt = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(Part { target, shunt, crates: crates::of(target)?, linked: linked::of(target)?, packages })
 }

@@ -104,7 +104,7 @@ fn make(targets: &[Target], out: Option<&Path>, allow_changes: bool) -> Result<(
     let out = out.map_or_else(default, Path::to_owned);
     ensure_replaceable(&out)?;
     setup::ensure_release()?;
-    let inputs = inputs::read(settings, targets, allow_changes)?;
+    let inputs = inputs::read(settings, targets, allow_changes, &binaries::build)?;
     let made = Progress::during("write the release", |_| artefacts::make(&inputs))?;
     if out.exists() {
         fs::remove_dir_all(&out).with_context(|| format!("cannot remove {}", out.display()))?;

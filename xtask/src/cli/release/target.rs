@@ -29,6 +29,11 @@ impl Target {
         }
     }
 
+    /// Returns the architecture of this machine, if there are releases for it.
+    pub(crate) fn host() -> Option<Self> {
+        Self::value_variants().iter().copied().find(|target| target.is_host())
+    }
+
     /// Returns true if this program runs on this architecture.
     pub(crate) fn is_host(self) -> bool {
         self.triple().starts_with(std::env::consts::ARCH)

@@ -26,7 +26,7 @@ use super::setup;
 use super::summary::{Outcome, Summary};
 
 /// The number of guests that run at the same time. Each uses one CPU that is otherwise idle.
-const GUESTS: u32 = 2;
+const GUESTS: u8 = 2;
 /// The steps before those of the suite.
 const SETUP: &str = "setup";
 const EBPF: &str = "ebpf";
@@ -37,8 +37,8 @@ pub(crate) fn run(extent: Extent) -> Result<ExitCode> {
     let suite = Suite::new(extent)?;
     let times = Times::read();
     let plan = plan(&suite, &times);
-    eprintln!("{plan}about {} in all\n", minutes(plan.remaining(|_| false, GUESTS)));
-    let live = Live::start(plan, GUESTS);
+    eprintln!("{plan}about {} in all\n", minutes(plan.remaining(|_| false, GUESTS.into())));
+    let live = Live::start(plan, GUESTS.into());
     let summary = run_suite(suite, extent, &live)?;
     drop(live);
     println!("\n{summary}");
@@ -62,14 +62,17 @@ fn run_suite(suite: Suite, extent: Extent, live: &Live) -> Result<Summary> {
     summary.add(ebpf_step(live));
     run_all(suite.build.into_iter(), &mut summary, live)?;
     let guests = Mutex::new(suite.guests.into_iter());
+    let next_guest = || guests.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let run_guests = &|first: Vec<Step>| {
+        let mut outcomes = Summary::default();
+        let steps = first.into_iter().chain(iter::from_fn(&next_guest));
+        run_all(steps, &mut outcomes, live).map(|()| outcomes)
+    };
     // The steps on the host mostly wait: for packets, for silence, for processes to end.
     thread::scope(|scope| {
-        let run_guests = || {
-            let next = iter::from_fn(|| guests.lock().unwrap_or_else(PoisonError::into_inner).next());
-            let mut outcomes = Summary::default();
-            run_all(next, &mut outcomes, live).map(|()| outcomes)
-        };
-        let lanes: Vec<_> = (0..GUESTS).map(|_| scope.spawn(run_guests)).collect();
+        let mut first = vec![suite.beside];
+        first.resize_with(GUESTS.into(), Vec::new);
+        let lanes: Vec<_> = first.into_iter().map(|first| scope.spawn(move || run_guests(first))).collect();
         run_all(suite.host.into_iter(), &mut summary, live)?;
         for lane in lanes {
             summary.append(lane.join().map_err(|_| anyhow::anyhow!("the steps in guests panicked"))??);

@@ -63,6 +63,8 @@ pub(super) enum Lane {
     Build,
     /// On this machine.
     Host,
+    /// Beside those on this machine.
+    Beside,
     /// In virtual machines, several at a time.
     Guest,
 }
@@ -129,7 +131,8 @@ impl Plan {
             let of_lane = |step: &&Planned| step.lane == lane && !has_ended(step.name);
             self.0.iter().filter(of_lane).map(|step| step.expected).sum()
         };
-        sum(Lane::Build) + sum(Lane::Host).max(sum(Lane::Guest) / guests.max(1))
+        let beside = (sum(Lane::Beside) + sum(Lane::Guest)) / guests.max(1);
+        sum(Lane::Build) + sum(Lane::Host).max(beside).max(sum(Lane::Beside))
     }
 }
 
@@ -138,7 +141,8 @@ impl fmt::Display for Plan {
         for (lane, title) in [
             (Lane::Build, "first, one after the other"),
             (Lane::Host, "then on this machine"),
-            (Lane::Guest, "at the same time in virtual machines"),
+            (Lane::Beside, "at the same time"),
+            (Lane::Guest, "and in virtual machines"),
         ] {
             let mut steps = self.0.iter().filter(|step| step.lane == lane).peekable();
             if steps.peek().is_some() {

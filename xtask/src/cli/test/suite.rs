@@ -13,7 +13,7 @@ use super::plan::Lane;
 use super::step::{Count, Step};
 use crate::cli::Conformance;
 use crate::cli::counts;
-use crate::cli::steps::{self, world_program};
+use crate::cli::steps::{self, Unoptimised, world_program};
 use crate::cli::vm::Kernel;
 
 const LONG: Duration = Duration::from_mins(30);
@@ -21,7 +21,8 @@ const LONG: Duration = Duration::from_mins(30);
 const DENY: [&str; 4] = ["--all-targets", "--", "-D", "warnings"];
 /// The tests of [`Extent::Quick`]: pure ones, and the programs with frames.
 const QUICK_TESTS: [&str; 3] = ["--lib", "--test", "ebpf_frames"];
-/// The cases of [`Extent::Quick`]. The modes of netfilter run only the first of them.
+/// The cases of [`Extent::Quick`], where the modes of netfilter run only the first of them, and
+/// of these modes with the API server as the source of objects.
 const QUICK: [&str; 18] = [
     "clusterip-tcp",
     "clusterip-udp",
@@ -133,10 +134,12 @@ pub(crate) enum Extent {
 /// The steps by what runs them.
 #[derive(Default)]
 pub(super) struct Suite {
-    /// Steps that compile, which cargo would serialise anyway, and the check of documents.
+    /// Steps before all others: they build what the others run.
     pub(super) build: Vec<Step>,
     /// Steps on this machine, with the programs that were built.
     pub(super) host: Vec<Step>,
+    /// Steps that compile and check beside those on this machine, which mostly wait.
+    pub(super) beside: Vec<Step>,
     /// Steps in virtual machines.
     pub(super) guests: Vec<Step>,
 }
@@ -153,17 +156,21 @@ impl Suite {
         for kernel in kernels {
             guests.extend(kernel_steps(*kernel, skip)?);
         }
-        // The longest of each kernel first, so that no lane is idle at the end.
-        guests.insert(1, ipvs_step()?);
-        Ok(Self { build: checks()?, host: [vec![tests()], packets()?].concat(), guests })
+        // First, because it needs nothing that is built beside the steps on this machine.
+        guests.insert(0, ipvs_step()?);
+        let build = vec![Step::plain("build", steps::build_world()?)];
+        // Last, because another step builds the tests at the same time.
+        let host = [packets()?, vec![tests()]].concat();
+        Ok(Self { build, host, beside: checks()?, guests })
     }
 
     /// Returns the names of the steps of each lane.
-    pub(super) fn names(&self) -> [(Lane, Vec<&'static str>); 3] {
+    pub(super) fn names(&self) -> [(Lane, Vec<&'static str>); 4] {
         let names = |steps: &[Step]| steps.iter().map(|step| step.name).collect();
         [
             (Lane::Build, names(&self.build)),
             (Lane::Host, names(&self.host)),
+            (Lane::Beside, names(&self.beside)),
             (Lane::Guest, names(&self.guests)),
         ]
     }
@@ -185,26 +192,26 @@ fn quick() -> Result<Suite> {
     let build = vec![
         format(),
         clippy(),
-        Step::plain("build", steps::build_quick(&["conformance"])),
+        Step::plain("build", Unoptimised::Dev.build("conformance")),
         Step::plain("build tests", steps::cargo(LONG).args(["test", "--no-run"]).args(QUICK_TESTS)),
         documents()?,
     ];
     let tests = cargo_test().args(QUICK_TESTS);
     let tests = Step::counted("tests", tests, counts::test_result);
-    Ok(Suite { build, host: [vec![tests], packets.into()].concat(), guests: Vec::new() })
+    Ok(Suite { build, host: [vec![tests], packets.into()].concat(), ..Suite::default() })
 }
 
-/// Returns the steps that compile. Afterwards nothing is left to build.
+/// Returns the steps that compile beside others. Afterwards nothing is left to build.
 fn checks() -> Result<Vec<Step>> {
-    Ok(vec![
+    let steps = vec![
         format(),
         clippy(),
         // The host build of proxy-ebpf is an empty program, so this checks little.
         Step::plain("clippy ebpf", steps::cargo(LONG).args(["clippy", "-p", "proxy-ebpf"]).args(DENY)),
-        Step::plain("build", steps::build_world()),
         Step::plain("build tests", steps::cargo(LONG).args(["test", "--no-run"])),
         documents()?,
-    ])
+    ];
+    Ok(steps.into_iter().map(|step| Step { run: step.run.behind_others(), ..step }).collect())
 }
 
 fn format() -> Step {
@@ -251,10 +258,12 @@ fn packets() -> Result<Vec<Step>> {
         only: MASQUERADED.map(Into::into).into(),
         ..all.clone()
     };
-    let with_api = |mode: &str| Conformance {
+    let with_api = Conformance { source: Some("api".into()), except: ours, ..all.clone() };
+    // The source of objects is the same in every mode.
+    let some_with_api = |mode: &str| Conformance {
         mode: mode.into(),
         source: Some("api".into()),
-        except: ours.clone(),
+        only: QUICK.map(Into::into).into(),
         ..Conformance::default()
     };
     let daemon = |mode, only| world_program("daemon", mode).args(["--only", only]);
@@ -268,9 +277,9 @@ fn packets() -> Result<Vec<Step>> {
         ("soak", steps::soak(0, None)),
         ("conformance nftables", steps::conformance(&of_netfilter("nftables"))),
         ("conformance iptables", steps::conformance(&of_netfilter("iptables"))),
-        ("conformance API", steps::conformance(&with_api("ebpf"))),
-        ("conformance API nftables", steps::conformance(&with_api("nftables"))),
-        ("conformance API iptables", steps::conformance(&with_api("iptables"))),
+        ("conformance API", steps::conformance(&with_api)),
+        ("conformance API nftables", steps::conformance(&some_with_api("nftables"))),
+        ("conformance API iptables", steps::conformance(&some_with_api("iptables"))),
         ("daemon", world_program("daemon", "ebpf")),
         ("daemon nftables", daemon("nftables", "monitoring,repairs,shutdown,top,ui")),
         ("daemon iptables", daemon("iptables", "repairs,shutdown,top")),

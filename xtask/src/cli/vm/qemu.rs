@@ -100,9 +100,7 @@ impl Machine {
 }
 
 fn command(machine: &Machine, vmlinuz: &Path, initrd: &Path, console: &Path) -> Run {
-    // A guest only computes. The steps beside it wait for packets and deadlines, so they go first.
-    Run::new("nice")
-        .args(["-n", "5", machine.program])
+    Run::new(machine.program)
         // One thread for all CPUs. With a thread each, a CPU sometimes runs an instruction that
         // another CPU is patching (jump labels), and the kernel dies of a breakpoint.
         .args(["-accel", "tcg,thread=single", "-smp", "2", "-m", MEMORY])
@@ -118,6 +116,8 @@ fn command(machine: &Machine, vmlinuz: &Path, initrd: &Path, console: &Path) -> 
         // Without oops=panic a broken kernel hangs until the time limit.
         .arg("-append")
         .arg(format!("console={} panic=-1 oops=panic quiet {}", machine.console, machine.kernel))
+        // A guest only computes.
+        .behind_others()
 }
 
 fn append(archive: &Path, more: &Path) -> Result<()> {

@@ -104,7 +104,7 @@ impl Builds {
         let test = ["--no-run", "--message-format", "json-render-diagnostics"];
         if arch.is_host() {
             let tests = steps::cargo(BUILD).arg("test").args(test);
-            return Ok(Self { world: steps::build_world(), tests, release: workspace::release() });
+            return Ok(Self { world: steps::build_world()?, tests, release: steps::world() });
         }
         let builder = Builder::prepare(arch)?;
         // Optimised, because they share most crates with the programs of the test world.
