@@ -15,6 +15,9 @@ use super::compiler::Compiler;
 use crate::cli::setup;
 use crate::cli::steps::BUILD;
 
+/// Chooses shunt among what cargo builds.
+pub(crate) const SHUNT: [&str; 4] = ["--package", "proxy-userspace", "--bin", "shunt"];
+
 /// What is built, and for which architecture.
 #[derive(Debug)]
 pub(crate) struct Builder {
@@ -27,10 +30,7 @@ pub(crate) struct Builder {
 /// Builds shunt for an architecture into `folder/shunt-ARCHITECTURE`: optimised, static, and without
 /// debug information. The symbols stay, because CPU profiles need the names of functions.
 pub(crate) fn build(target: Target, folder: &Path) -> Result<PathBuf> {
-    Builder::prepare(target)?
-        .cargo("build")
-        .args(["--package", "proxy-userspace", "--bin", "shunt"])
-        .show()?;
+    Builder::prepare(target)?.cargo("build").args(SHUNT).show()?;
     let program = folder.join(format!("shunt-{}", target.name()));
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     fs::copy(release(target).join("shunt"), &program)
