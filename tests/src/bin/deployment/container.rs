@@ -12,7 +12,7 @@ use shunt_tests::{runner::IptablesVariant, world::Host};
 
 use crate::{
     capabilities::{capabilities_of, listed_capabilities, own_capabilities, pod},
-    runtime::Runtime,
+    runtime::{PROGRAM, Runtime},
     test_node::TestNode,
 };
 
@@ -55,7 +55,7 @@ impl Container {
     /// Starts the container in a mode, and waits until it is healthy.
     fn start(image: &Path, mode: &str, prepare: impl FnOnce(&TestNode) -> Result<()>) -> Result<Self> {
         // The binary is that of the image.
-        let mut node = TestNode::build(Path::new("/usr/local/bin/shunt"))?;
+        let mut node = TestNode::build(Path::new(PROGRAM))?;
         prepare(&node)?;
         node.configure(mode, "{}")?;
         let runtime = Runtime::start(&node.world, image)?;

@@ -17,6 +17,8 @@ use shunt_tests::{
 
 const UNSHARE: &str = "/usr/bin/unshare";
 const NSENTER: &str = "/usr/bin/nsenter";
+/// The entry point of the image. ctr replaces it by the arguments.
+pub(crate) const PROGRAM: &str = "/usr/local/bin/shunt";
 const CTR: &str = "/usr/bin/ctr";
 const LIMIT: Duration = Duration::from_mins(1);
 /// Starts containerd. The default directories of its shims are hidden from other containerds, and
@@ -93,9 +95,11 @@ impl Runtime {
     /// passes signals on.
     pub(crate) fn run(&self, network: &Path, options: &[String], arguments: &[String]) -> Vec<String> {
         let network = format!("network:{}", network.display());
-        let mut command = self.command(&["run", "--rm", "--cgroup", &self.cgroup, "--with-ns", &network]);
+        // ctr limits the CPU otherwise, which needs a controller of cgroup version 2.
+        let start = ["run", "--rm", "--cpu-shares", "0", "--cgroup", &self.cgroup, "--with-ns", &network];
+        let mut command = self.command(&start);
         command.extend_from_slice(options);
-        command.extend([self.reference.clone(), self.container.clone()]);
+        command.extend([&self.reference, &self.container, PROGRAM].map(str::to_owned));
         command.extend_from_slice(arguments);
         command
     }
@@ -121,6 +125,7 @@ fn configuration(directory: &Path, socket: &Path) -> String {
     format!(
         "version = 2\nroot = \"{directory}/root\"\nstate = \"{directory}/state\"\n\
          disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n\
-         [grpc]\naddress = \"{socket}\"\n[ttrpc]\naddress = \"{socket}.ttrpc\"\n"
+         [grpc]\naddress = \"{socket}\"\n[ttrpc]\naddress = \"{socket}.ttrpc\"\n\
+         [plugins.\"io.containerd.internal.v1.opt\"]\npath = \"{directory}/opt\"\n"
     )
 }

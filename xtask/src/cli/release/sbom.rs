@@ -38,7 +38,7 @@ pub(crate) struct Materials<'a> {
 /// Returns the document.
 pub(crate) fn document(materials: &Materials<'_>, settings: &Settings, source: &Source) -> Result<Value> {
     let (version, target) = (&settings.version, materials.target.name());
-    let mut packages = vec![image(materials, settings), program(materials, settings)];
+    let mut packages = vec![image(materials, settings), program(materials, settings, source)];
     let mut relations =
         vec![relation("SPDXRef-DOCUMENT", "DESCRIBES", IMAGE), relation(IMAGE, "CONTAINS", PROGRAM)];
     for part in materials.crates {
@@ -85,14 +85,14 @@ fn image(materials: &Materials<'_>, settings: &Settings) -> Value {
     })
 }
 
-fn program(materials: &Materials<'_>, settings: &Settings) -> Value {
+fn program(materials: &Materials<'_>, settings: &Settings, source: &Source) -> Value {
     json!({
         "SPDXID": PROGRAM,
         "name": "shunt",
         "versionInfo": settings.version,
         "primaryPackagePurpose": "APPLICATION",
         "packageFileName": format!("shunt-{}", materials.target.name()),
-        "downloadLocation": format!("git+{}", settings.repository),
+        "downloadLocation": format!("git+{}.git@{}", settings.repository, source.commit),
         "filesAnalyzed": false,
         "licenseConcluded": UNKNOWN,
         "licenseDeclared": settings.license,
