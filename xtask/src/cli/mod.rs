@@ -2,6 +2,8 @@
 
 mod conformance;
 mod counts;
+#[cfg(test)]
+mod dependencies;
 mod docs;
 mod failures;
 mod fuzz;
@@ -15,6 +17,8 @@ mod steps;
 mod summary;
 mod test;
 mod vm;
+#[cfg(test)]
+mod workflows;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
