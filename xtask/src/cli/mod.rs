@@ -1,5 +1,7 @@
 //! The command line of `cargo xtask`.
 
+#[cfg(test)]
+mod chart;
 mod conformance;
 mod counts;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Configuration files and command lines, and the errors of bad ones.
 
 mod changes;
+mod chart_schema;
 mod documents;
 mod files;
 mod go_flags;
