@@ -19,8 +19,20 @@ const MDBOOK: &str = "0.5.4";
 const INSTALL: Duration = Duration::from_mins(15);
 
 /// Pages outside `docs`, with the license that they link.
-const OTHERS: [&str; 6] =
-    ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "deploy/README.md", "tests/README.md"];
+const OTHERS: [&str; 9] = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
+    "LICENSE",
+    "SECURITY.md",
+    "SPECIFICATION.md",
+    "deploy/README.md",
+    "tests/README.md",
+];
+
+/// The folders of pages.
+const FOLDERS: [&str; 2] = ["docs", "docs/guides"];
 
 /// The figures of the benchmark with their curves, and pictures.
 const PICTURES: [&str; 3] = ["docs/curves", "docs/dashboards", "docs/images"];
@@ -46,17 +58,16 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Reads the pages of `docs` and the other pages.
+/// Reads the pages of the folders and the other pages.
 fn read_pages() -> Result<Vec<Page>> {
-    let docs = workspace::root().join("docs");
-    let entries = fs::read_dir(&docs).with_context(|| format!("cannot read {}", docs.display()))?;
-    let mut paths: Vec<String> = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|name| Path::new(name).extension().is_some_and(|extension| extension == "md"))
-        .map(|name| format!("docs/{name}"))
-        .chain(OTHERS.map(String::from))
-        .collect();
+    let mut paths = Vec::from(OTHERS.map(String::from));
+    for folder in FOLDERS {
+        let entries = workspace::root().join(folder);
+        let entries = fs::read_dir(&entries).with_context(|| format!("cannot read {}", entries.display()))?;
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let is_page = |name: &String| Path::new(name).extension().is_some_and(|extension| extension == "md");
+        paths.extend(names.filter(is_page).map(|name| format!("{folder}/{name}")));
+    }
     paths.sort();
     let read = |path: String| {
         let file = workspace::root().join(&path);

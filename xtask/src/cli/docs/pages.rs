@@ -10,15 +10,20 @@ use super::Page;
 use crate::cli::Cli;
 
 /// Programs of others that pages may run.
-const PROGRAMS: [&str; 22] = [
+const PROGRAMS: [&str; 28] = [
+    "aws",
+    "az",
     "bpftool",
     "cosign",
     "curl",
     "docker",
     "find",
     "helm",
+    "ipset",
     "iptables-save",
     "ipvsadm",
+    "kind",
+    "kubeadm",
     "kubectl",
     "llvm-objdump",
     "ls",
@@ -30,9 +35,10 @@ const PROGRAMS: [&str; 22] = [
     "sha256sum",
     "skopeo",
     "sysctl",
+    "systemctl",
+    "talosctl",
     "tar",
     "tc",
-    "ipset",
 ];
 
 /// The folders whose paths are checked.
