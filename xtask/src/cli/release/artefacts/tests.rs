@@ -102,6 +102,12 @@ fn everything_in_deploy_has_the_image_and_the_repository_of_cargo_toml() {
         for link in links {
             assert!(link.starts_with(&settings.repository), "deploy/{path}: {link}");
         }
+        if path.ends_with("kustomization.yaml") {
+            // kustomize ignores an image that no manifest has.
+            let overlay: Value = serde_yaml_ng::from_slice(bytes).unwrap();
+            let images = overlay["images"].as_array().into_iter().flatten();
+            images.for_each(|image| assert_eq!(image["name"], settings.image.as_str(), "deploy/{path}"));
+        }
     }
 }
 
