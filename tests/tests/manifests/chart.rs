@@ -1,36 +1,28 @@
 //! Checks that the chart renders the plain manifests with its defaults, and what its values
 //! change.
 
-use std::{fs, time::Duration};
+use std::fs;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
-use proxy_userspace::kernel::command::{Command, Launcher};
 use serde_json::Value;
 
-use crate::{check, deploy, documents, files};
+use crate::{
+    check, deploy, documents, manifests,
+    render::{default_values, render, templates},
+};
 
 #[test]
 fn chart_with_defaults_renders_the_plain_manifests() {
-    let chart = deploy().join("chart/shunt");
-    let values = fs::read_to_string(chart.join("values.yaml")).expect("values");
-    let templates = files(&chart.join("templates"));
-    let (monitors, templates): (Vec<_>, Vec<_>) =
-        templates.into_iter().partition(|(name, _)| name == "podmonitor.yaml");
-    assert_eq!((monitors.len(), templates.len()), (1, files(&deploy().join("kubernetes")).len()));
-    assert_eq!(documents(&render(&monitors[0].1, &documents(&values)[0])), [Value::Null], "no object");
-    for (name, template) in templates {
-        let plain = fs::read_to_string(deploy().join("kubernetes").join(&name)).expect("the plain manifest");
-        let rendered = render(&template, &documents(&values)[0]);
-        assert_eq!(with_config_parsed(documents(&rendered)), with_config_parsed(documents(&plain)), "{name}");
-        if let Some(rendered) = render_with_helm(&name) {
-            assert_eq!(
-                with_config_parsed(documents(&rendered)),
-                with_config_parsed(documents(&plain)),
-                "{name}"
-            );
-        }
+    let mut rendered = templates(&default_values());
+    let monitor = rendered.iter().position(|(name, _)| name == "podmonitor.yaml").expect("a PodMonitor");
+    assert_eq!(documents(&rendered.remove(monitor).1), [Value::Null], "no object");
+    let plain = manifests();
+    assert_eq!(rendered.len(), plain.len());
+    for ((name, rendered), (plain_name, plain)) in rendered.iter().zip(&plain) {
+        assert_eq!(name, plain_name);
+        assert_eq!(with_config_parsed(documents(rendered)), with_config_parsed(documents(plain)), "{name}");
     }
-    let about = &documents(&fs::read_to_string(chart.join("Chart.yaml")).expect("Chart.yaml"))[0];
+    let about = &documents(&fs::read_to_string(deploy().join("chart/shunt/Chart.yaml")).expect("text"))[0];
     assert_eq!((about["apiVersion"].as_str(), about["name"].as_str()), (Some("v2"), Some("shunt")));
     assert_eq!(about["appVersion"], env!("CARGO_PKG_VERSION"));
 }
@@ -39,8 +31,7 @@ fn chart_with_defaults_renders_the_plain_manifests() {
 fn daemon_set_of_chart(change: impl FnOnce(&mut Value)) -> (String, Value) {
     let template =
         fs::read_to_string(deploy().join("chart/shunt/templates/daemonset.yaml")).expect("a template");
-    let mut values =
-        documents(&fs::read_to_string(deploy().join("chart/shunt/values.yaml")).expect("values")).remove(0);
+    let mut values = default_values();
     change(&mut values);
     let rendered = render(&template, &values);
     let set = documents(&rendered).remove(0);
@@ -144,77 +135,4 @@ fn with_config_parsed(mut objects: Vec<Value>) -> Vec<Value> {
         }
     }
     objects
-}
-
-/// Renders a template with helm, if this machine has it.
-fn render_with_helm(template: &str) -> Option<String> {
-    let launcher = Launcher::default();
-    launcher.find("helm")?;
-    let (chart, template) = (deploy().join("chart/shunt"), format!("templates/{template}"));
-    let helm = Command::new("helm", &launcher).args(["template", "shunt", "--namespace", "kube-system"]);
-    let helm = helm.args(["--show-only", &template]).args([chart]).limit(Duration::from_mins(1));
-    Some(helm.run().expect("helm renders it").stdout)
-}
-
-/// Renders a template as `helm template shunt --namespace kube-system` does. Supports what the
-/// chart uses: `.Values`, `.Release`, `VALUE | default TEXT`,
-/// `toYaml VALUE | indent N`, and `with VALUE` on a line of its
-/// own. Within that, paths begin with `$`. Anything else in braces is an error.
-fn render(template: &str, values: &Value) -> String {
-    // The first block that ends has no other one in it.
-    if let Some((before, after)) = template.split_once("\n{{- end }}") {
-        let (before, with) = before.rsplit_once("\n{{- with ").expect("a block begins");
-        let (path, body) = with.split_once(" }}").expect("an action ends");
-        let is_empty = match lookup(path, values) {
-            Value::Null => true,
-            Value::Bool(is_set) => !is_set,
-            Value::Array(list) => list.is_empty(),
-            Value::Object(fields) => fields.is_empty(),
-            other => panic!("{path}: {other} is neither a list, a map nor a switch"),
-        };
-        let body =
-            if is_empty { String::new() } else { body.replace("toYaml . ", &format!("toYaml {path} ")) };
-        return render(&format!("{before}{body}{after}"), values);
-    }
-    let mut rendered = String::new();
-    let mut rest = template;
-    while let Some((before, after)) = rest.split_once("{{") {
-        let (action, after) = after.split_once("}}").expect("an action ends");
-        rendered.push_str(before);
-        rendered.push_str(&action_value(action.trim(), values));
-        rest = after;
-    }
-    rendered + rest
-}
-
-fn action_value(action: &str, values: &Value) -> String {
-    let words: Vec<&str> = action.split_whitespace().collect();
-    match words[..] {
-        [path] => match lookup(path, values) {
-            Value::String(text) => text,
-            other => other.to_string(),
-        },
-        [path, "|", "default", text] => match lookup(path, values) {
-            Value::Null => text.trim_matches('"').to_owned(),
-            given => given.as_str().expect("a text").to_owned(),
-        },
-        ["toYaml", path, "|", "indent", width] => {
-            let yaml = serde_yaml_ng::to_string(&lookup(path, values)).expect("YAML");
-            let indent = " ".repeat(width.parse().expect("a width"));
-            yaml.trim_end().lines().map(|line| format!("{indent}{line}")).collect::<Vec<_>>().join("\n")
-        }
-        _ => panic!("{{{{ {action} }}}}: not known here"),
-    }
-}
-
-fn lookup(path: &str, values: &Value) -> Value {
-    let path = path.strip_prefix('$').unwrap_or(path);
-    if path == ".Release.Namespace" {
-        return "kube-system".into();
-    }
-    let path = path.strip_prefix(".Values.").unwrap_or_else(|| panic!("{path}: not known here"));
-    let (name, rest) = path.split_once('.').unwrap_or((path, ""));
-    let value = values.get(name).unwrap_or_else(|| panic!("{path} has no value"));
-    // A map may be empty: then all its values are.
-    rest.split('.').filter(|name| !name.is_empty()).fold(value, |value, name| &value[name]).clone()
 }

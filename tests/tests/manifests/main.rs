@@ -2,6 +2,9 @@
 //! and commands of the pages.
 
 mod chart;
+mod golden;
+mod kustomize;
+mod render;
 
 use std::{fs, net::IpAddr, path::Path};
 
@@ -42,9 +45,15 @@ fn files(directory: &Path) -> Vec<(String, String)> {
     files
 }
 
+/// Returns the files of the plain manifests: their names and texts.
+fn manifests() -> Vec<(String, String)> {
+    let files = files(&deploy().join("kubernetes")).into_iter();
+    files.filter(|(name, _)| name != kustomize::FILE).collect()
+}
+
 /// Returns all objects of the plain manifests.
 fn objects() -> Vec<Value> {
-    files(&deploy().join("kubernetes")).iter().flat_map(|(_, text)| documents(text)).collect()
+    manifests().iter().flat_map(|(_, text)| documents(text)).collect()
 }
 
 fn object<T: DeserializeOwned>(kind: &str) -> T {
@@ -143,6 +152,26 @@ fn daemon_set_is_consistent_and_not_privileged() {
     let pod = set.template.spec.expect("a pod");
     assert_eq!(pod.service_account_name.as_deref(), Some("shunt"));
     check_pod(&pod);
+}
+
+/// As kube-proxy's: it is not evicted for other pods, runs on nodes with any taint, and an upgrade
+/// replaces it on few nodes at a time. Services need more memory on some days than on others, so the
+/// kernel must not kill it for a limit.
+#[test]
+fn daemon_set_has_the_priority_and_tolerations_of_kube_proxy_and_no_limits() {
+    let set = object::<DaemonSet>("DaemonSet").spec.expect("a spec");
+    let update = set.update_strategy.and_then(|strategy| strategy.rolling_update).expect("a strategy");
+    assert_eq!(update.max_unavailable, Some(IntOrString::String("10%".into())));
+    assert_eq!(update.max_surge, None, "two pods cannot have the ports of the node");
+    let pod = set.template.spec.expect("a pod");
+    assert_eq!(pod.priority_class_name.as_deref(), Some("system-node-critical"));
+    let [toleration] = &pod.tolerations.expect("tolerations")[..] else { panic!("one toleration") };
+    assert_eq!((toleration.operator.as_deref(), toleration.effect.as_deref()), (Some("Exists"), None));
+    assert_eq!(toleration.key, None);
+    let resources = pod.containers[0].resources.as_ref().expect("resources");
+    assert_eq!(resources.limits, None);
+    let requests = resources.requests.as_ref().expect("requests");
+    assert_eq!((&*requests["cpu"].0, &*requests["memory"].0), ("50m", "160Mi"), "deploy/README.md has these");
 }
 
 /// Returns the configuration of the manifests, with the flags of a container.
