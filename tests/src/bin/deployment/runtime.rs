@@ -20,6 +20,8 @@ const NSENTER: &str = "/usr/bin/nsenter";
 /// The entry point of the image. ctr replaces it by the arguments.
 pub(crate) const PROGRAM: &str = "/usr/local/bin/shunt";
 const CTR: &str = "/usr/bin/ctr";
+/// The parent of directories that the shims of every containerd use.
+const SHIMS: &str = "/run/containerd";
 const LIMIT: Duration = Duration::from_mins(1);
 /// Starts containerd. The default directories of its shims are hidden from other containerds, and
 /// runc sees cgroup version 2 alone, so that a container is in the cgroup of the world.
@@ -36,6 +38,8 @@ pub(crate) struct Runtime {
     /// The name of the container, and of its cgroup.
     container: String,
     cgroup: String,
+    /// True if the machine has no directory for shims of its own.
+    removes_shims: bool,
 }
 
 impl Runtime {
@@ -45,6 +49,7 @@ impl Runtime {
         fs::create_dir_all(&directory)?;
         let (config, socket) = (directory.join("config.toml"), directory.join("socket"));
         fs::write(&config, configuration(&directory, &socket))?;
+        let removes_shims = !Path::new(SHIMS).exists();
         let log_path = directory.join("log");
         let log = File::options().create(true).append(true).open(&log_path)?;
         let arguments =
@@ -53,7 +58,8 @@ impl Runtime {
         let daemon = world.spawn(Host::Node1, Path::new(UNSHARE), &arguments, &log)?;
         let container = world.name().to_owned();
         let cgroup = format!("/{container}/container");
-        let mut runtime = Self { daemon, socket, reference: String::new(), container, cgroup };
+        let reference = String::new();
+        let mut runtime = Self { daemon, socket, reference, container, cgroup, removes_shims };
         runtime.wait_until_ready().with_context(|| {
             format!("containerd does not start:\n{}", fs::read_to_string(&log_path).unwrap_or_default())
         })?;
@@ -116,6 +122,15 @@ impl Runtime {
         let line =
             tasks.lines().find(|line| line.starts_with(&self.container)).context("no container runs")?;
         Ok(line.split_whitespace().nth(1).context("no process identifier")?.to_owned())
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        if self.removes_shims {
+            // It is empty: what is mounted there is in the mount namespace of containerd.
+            let _kept_if_in_use = fs::remove_dir(SHIMS);
+        }
     }
 }
 
