@@ -94,6 +94,8 @@ enum Command {
     /// kernel, ip, tc, ss, nft, iptables and ip6tables (also -nft and -legacy) and ipset. If this
     /// machine has them, it also has bpftool, conntrack, ethtool, ipvsadm, strace and tcpdump.
     /// proc, sysfs, devtmpfs, cgroup2, bpffs and tracefs are mounted as usual.
+    ///
+    /// A guest for arm64 has the same programs, unpacked from packages of Debian.
     Vm(vm::Vm),
     /// Run the conformance cases: real packets through a real shunt. Needs root.
     ///
