@@ -2,13 +2,14 @@
 //! faults that it injects.
 //!
 //! It follows the recordings of a kube-apiserver 1.36 in `recordings/`: consistent pages, watches
-//! with selectors, bookmarks, streaming lists, expired history, and the bodies of errors. It has no
-//! users, no defaulting and no admission.
+//! with selectors, bookmarks, streaming lists, expired history, and the bodies of errors. It has one
+//! user, whose rights may be those of a role, no defaulting and no admission.
 
 mod faults;
 mod list;
 mod request;
 mod responses;
+mod rights;
 mod selectors;
 mod store;
 mod version;
@@ -29,7 +30,7 @@ use axum::{
     Json, Router,
     body::Body,
     extract::{Path, Query as QueryParameters, State},
-    middleware::map_response,
+    middleware::{from_fn_with_state, map_response},
     response::Response,
     routing::{get, post},
 };
@@ -42,7 +43,11 @@ use tokio::{
     task::JoinHandle,
 };
 
-use self::{faults::FaultRule, store::Store};
+use self::{
+    faults::FaultRule,
+    rights::{Attributes, Rights},
+    store::Store,
+};
 pub use self::{
     faults::{Fault, Interruption, Verb, WrongVersion},
     request::{Query, Request},
@@ -82,6 +87,8 @@ struct Shared {
     version: Mutex<KubernetesVersion>,
     /// The only token that is accepted.
     token: Mutex<Option<String>>,
+    /// The rights of the client. `None` for all.
+    rights: Mutex<Option<Rights>>,
     /// The `Date` of answers. `None` for the time of this machine.
     date: Mutex<Option<HeaderValue>>,
 }
@@ -106,6 +113,7 @@ impl ApiServer {
             has_no_cache: AtomicBool::new(false),
             version: Mutex::default(),
             token: Mutex::default(),
+            rights: Mutex::default(),
             date: Mutex::default(),
         });
         let address = listener.local_addr().context("local address")?;
@@ -285,10 +293,15 @@ fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
             answer(&shared, resource, Request::new(resource, &uri, &headers, Query(query))).await
         };
         router = router.route(&resource.path(), get(answer));
+        let object = move |State(shared): State<Arc<Shared>>, Path(names): Path<Vec<(String, String)>>| {
+            std::future::ready(object(&shared, resource, &names))
+        };
+        router = router.route(&resource.object_path(), get(object));
     }
     let mut down = shared.down.subscribe();
     router = router.route(EVENTS, post(create_event));
     let service = router.fallback(not_found).with_state(Arc::clone(&shared));
+    let service = service.layer(from_fn_with_state(Arc::clone(&shared), rights::authorize));
     let service = service.layer(map_response(move |mut response: Response| {
         if let Some(date) = &*lock(&shared.date) {
             response.headers_mut().insert(DATE, date.clone());
@@ -324,6 +337,15 @@ async fn not_found() -> Response {
     responses::not_found()
 }
 
+/// Returns one object. `names` has its namespace, if it has one, and its name.
+fn object(shared: &Shared, resource: &Resource, names: &[(String, String)]) -> Response {
+    let key = names.iter().fold(String::new(), |key, (_, name)| key + "/" + name);
+    match shared.store().get(resource.plural, key) {
+        Some(object) => responses::whole(StatusCode::OK, object),
+        None => responses::not_found(),
+    }
+}
+
 async fn answer(shared: &Arc<Shared>, resource: &'static Resource, request: Request) -> Response {
     let verb = request.verb;
     lock(&shared.requests).push(request.clone());
@@ -347,7 +369,9 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, request: Requ
     }
     match fault {
         Some(Fault::Unauthorized) => responses::failure(&responses::unauthorized()),
-        Some(Fault::Forbidden) => responses::failure(&responses::forbidden(resource, verb)),
+        Some(Fault::Forbidden) => {
+            responses::failure(&responses::forbidden(&Attributes::of_all(resource, verb)))
+        }
         Some(Fault::Gone | Fault::ExpireContinue) => responses::failure(&responses::continue_expired()),
         Some(Fault::RefuseStreaming) => responses::failure(&responses::streaming_refused()),
         Some(Fault::InternalError) => {

@@ -10,7 +10,7 @@ use flate2::{Compression, write::GzEncoder};
 use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
-use super::{Resource, faults::Verb};
+use super::{Resource, rights::Attributes};
 
 /// Returns a complete JSON response.
 pub(super) fn whole(status: StatusCode, body: &Value) -> Response {
@@ -63,20 +63,25 @@ pub(super) fn unauthorized() -> Value {
     status(401, "Unauthorized", "Unauthorized")
 }
 
-pub(super) fn forbidden(resource: &Resource, verb: Verb) -> Value {
-    let Resource { plural, group, .. } = resource;
-    let verb = if verb == Verb::List { "list" } else { "watch" };
-    let mut body = status(
-        403,
-        "Forbidden",
-        format!(
-            "{plural} is forbidden: User \"viewer\" cannot {verb} resource \"{plural}\" in API group \"{group}\" at the \
-             cluster scope"
-        ),
+/// Returns the answer to a request that the client has no right to.
+pub(super) fn forbidden(asked: &Attributes) -> Value {
+    let Attributes { verb, group, resource, namespace, name } = asked;
+    let kind = if group.is_empty() { resource.clone() } else { format!("{resource}.{group}") };
+    let object = name.as_ref().map(|name| format!(" {name:?}")).unwrap_or_default();
+    let scope = match namespace {
+        Some(namespace) => format!("in the namespace {namespace:?}"),
+        None => "at the cluster scope".to_owned(),
+    };
+    let message = format!(
+        "{kind}{object} is forbidden: User \"viewer\" cannot {verb} resource {resource:?} in API group {group:?} {scope}"
     );
-    body["details"] = json!({"kind": plural});
+    let mut body = status(403, "Forbidden", message);
+    body["details"] = json!({"kind": resource});
     if !group.is_empty() {
         body["details"]["group"] = json!(group);
+    }
+    if let Some(name) = name {
+        body["details"]["name"] = json!(name);
     }
     body
 }

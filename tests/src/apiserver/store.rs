@@ -23,10 +23,11 @@ pub struct Resource {
 
 impl Resource {
     /// All resources.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self { group: "", version: "v1", plural: "services", kind: "Service", namespaced: true },
         Self { group: "", version: "v1", plural: "nodes", kind: "Node", namespaced: false },
         Self { group: "", version: "v1", plural: "namespaces", kind: "Namespace", namespaced: false },
+        Self { group: "", version: "v1", plural: "pods", kind: "Pod", namespaced: true },
         Self {
             group: "discovery.k8s.io",
             version: "v1",
@@ -56,6 +57,13 @@ impl Resource {
     pub fn path(&self) -> String {
         let root = if self.group.is_empty() { "api" } else { "apis" };
         format!("/{root}/{}/{}", self.api_version(), self.plural)
+    }
+
+    /// The path of one object, with placeholders for its namespace and its name.
+    pub(super) fn object_path(&self) -> String {
+        let root = if self.group.is_empty() { "api" } else { "apis" };
+        let namespace = if self.namespaced { "namespaces/{namespace}/" } else { "" };
+        format!("/{root}/{}/{namespace}{}/{{name}}", self.api_version(), self.plural)
     }
 
     fn of(object: &Value) -> Result<&'static Self> {
@@ -154,6 +162,11 @@ impl Store {
         self.version += 1;
         self.change(resource.plural, key, Some(old), None);
         Ok(self.version)
+    }
+
+    /// Returns an object.
+    pub(super) fn get(&self, plural: &'static str, key: String) -> Option<&Value> {
+        self.objects.get(&(plural, key))
     }
 
     /// Returns the objects of a resource as of `version`, in the order of their keys.

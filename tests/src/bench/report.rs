@@ -58,7 +58,7 @@ impl Report {
         self.targets = targets::check(self);
     }
 
-    /// Returns true if no measured value misses its target.
+    /// Returns true if every promise holds whose value was measured.
     pub fn meets_all_targets(&self) -> bool {
         self.targets.iter().all(|target| target.verdict != TargetOutcome::Missed)
     }
@@ -198,8 +198,9 @@ impl fmt::Display for Report {
         self.write_rollout(f)?;
         writeln!(f, "\nTargets")?;
         for target in &self.targets {
-            let TargetResult { what, target, measured, verdict } = target;
-            writeln!(f, "  {what:<44}{target:<18}{measured:>12}  {verdict}")?;
+            let TargetResult { what, target, goal, measured, verdict } = target;
+            let goal = goal.as_ref().map(|goal| format!(" ({goal})")).unwrap_or_default();
+            writeln!(f, "  {what:<52}{target:<18}{measured:>12}  {verdict}{goal}")?;
         }
         Ok(())
     }

@@ -38,7 +38,7 @@ struct Arguments {
     /// Measure everything briefly, to see that it works.
     #[arg(long)]
     quick: bool,
-    /// Exit with an error if a target is missed.
+    /// Exit with an error if a promise of SPECIFICATION.md does not hold.
     #[arg(long)]
     check: bool,
     /// The binary of the proxy.

@@ -15,6 +15,8 @@ mod privilege;
 mod progress;
 mod release;
 mod setup;
+#[cfg(test)]
+mod specification;
 mod steps;
 mod summary;
 mod test;
@@ -212,7 +214,7 @@ struct Bench {
     /// Measure briefly, to see that everything works.
     #[arg(long)]
     quick: bool,
-    /// Fail if a target is missed.
+    /// Fail if a promise of SPECIFICATION.md does not hold.
     #[arg(long)]
     check: bool,
     /// Measure changes, memory and restarts in the modes ebpf and nftables with 10, 1,000, 10,000

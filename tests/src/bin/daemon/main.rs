@@ -15,6 +15,7 @@ mod monitoring;
 mod outages;
 mod pages;
 mod repairs;
+mod rights;
 mod test_node;
 mod top;
 mod trace;
@@ -74,6 +75,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("late-node", lifecycle::the_proxy_waits_for_the_node_object),
     ("http-proxy", lifecycle::the_proxy_of_the_environment_is_used),
     ("events", lifecycle::events_report_the_start_and_refused_settings),
+    ("rights", rights::the_role_of_the_manifests_has_the_rights_that_are_needed_and_no_more),
     ("pages", pages::metrics_are_valid_and_configz_shows_the_configuration),
     ("statusz", pages::statusz_names_mode_link_path_and_socket_scope),
     ("impostor", verbs::an_answer_of_another_user_is_not_believed),

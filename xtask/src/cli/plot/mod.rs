@@ -23,7 +23,7 @@ const PARTS: [&str; 3] = ["changes", "memory", "restart"];
 /// The time limit of a mode. On two cores without other load it takes about three minutes.
 const LIMIT: Duration = Duration::from_mins(10);
 
-/// Measures all modes, then replaces the figures and curves in `docs/curves`. A missed target of
+/// Measures all modes, then replaces the figures and curves in `docs/curves`. A broken promise of
 /// `--check` is an error after that.
 pub(crate) fn run(what: &Bench) -> Result<()> {
     let measured: Vec<Result<()>> = MODES.iter().map(|mode| measure(what, mode)).collect();
