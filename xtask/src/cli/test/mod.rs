@@ -16,6 +16,8 @@ use xtask::run;
 use xtask::{ebpf, workspace};
 
 use self::live::Live;
+#[cfg(test)]
+pub(crate) use self::plan::is_step;
 use self::plan::{Lane, Plan, Times, minutes};
 use self::step::{Step, verdict};
 pub(crate) use self::suite::Extent;
