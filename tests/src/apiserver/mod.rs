@@ -43,11 +43,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use self::{
-    faults::FaultRule,
-    rights::{Attributes, Rights},
-    store::Store,
-};
+use self::{faults::FaultRule, rights::Rights, store::Store};
 pub use self::{
     faults::{Fault, Interruption, Verb, WrongVersion},
     request::{Query, Request},
@@ -369,9 +365,7 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, request: Requ
     }
     match fault {
         Some(Fault::Unauthorized) => responses::failure(&responses::unauthorized()),
-        Some(Fault::Forbidden) => {
-            responses::failure(&responses::forbidden(&Attributes::of_all(resource, verb)))
-        }
+        Some(Fault::Forbidden) => responses::failure(&responses::forbidden_list(resource, verb)),
         Some(Fault::Gone | Fault::ExpireContinue) => responses::failure(&responses::continue_expired()),
         Some(Fault::RefuseStreaming) => responses::failure(&responses::streaming_refused()),
         Some(Fault::InternalError) => {

@@ -10,7 +10,7 @@ use flate2::{Compression, write::GzEncoder};
 use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
-use super::{Resource, rights::Attributes};
+use super::{Resource, faults::Verb, rights::Attributes};
 
 /// Returns a complete JSON response.
 pub(super) fn whole(status: StatusCode, body: &Value) -> Response {
@@ -61,6 +61,11 @@ pub(super) fn not_found() -> Response {
 
 pub(super) fn unauthorized() -> Value {
     status(401, "Unauthorized", "Unauthorized")
+}
+
+/// Returns the answer to a list or watch that the client has no right to.
+pub(super) fn forbidden_list(resource: &Resource, verb: Verb) -> Value {
+    forbidden(&Attributes::of_all(resource, verb))
 }
 
 /// Returns the answer to a request that the client has no right to.
