@@ -45,7 +45,7 @@ const QUICK: [&str; 18] = [
 ];
 const QUICK_NETFILTER: usize = 8;
 /// The time limit of a guest. Other steps run at the same time, with higher priority.
-const GUEST: Duration = Duration::from_mins(40);
+const GUEST: Duration = Duration::from_hours(1);
 /// Cases that often wait for silence. Only `cargo xtask conformance --mode MODE` and the ebpf mode
 /// run them.
 const SLOW: [&str; 4] = [
