@@ -184,20 +184,20 @@ fn quick() -> Result<Suite> {
         steps::quick_conformance(&what).limit(LONG)
     };
     let packets = [
-        ("conformance ebpf", cases("ebpf", &QUICK)),
-        ("conformance nftables", cases("nftables", &QUICK[..QUICK_NETFILTER])),
-        ("conformance iptables", cases("iptables", &QUICK[..QUICK_NETFILTER])),
+        ("quick ebpf", cases("ebpf", &QUICK)),
+        ("quick nftables", cases("nftables", &QUICK[..QUICK_NETFILTER])),
+        ("quick iptables", cases("iptables", &QUICK[..QUICK_NETFILTER])),
     ];
     let packets = packets.map(|(name, run)| Step::counted(name, run, counts::conformance_result));
     let build = vec![
         format(),
         clippy(),
-        Step::plain("build", Unoptimised::Dev.build("conformance")),
-        Step::plain("build tests", steps::cargo(LONG).args(["test", "--no-run"]).args(QUICK_TESTS)),
+        Step::plain("quick build", Unoptimised::Dev.build("conformance")),
+        Step::plain("quick build tests", steps::cargo(LONG).args(["test", "--no-run"]).args(QUICK_TESTS)),
         documents()?,
     ];
     let tests = cargo_test().args(QUICK_TESTS);
-    let tests = Step::counted("tests", tests, counts::test_result);
+    let tests = Step::counted("quick tests", tests, counts::test_result);
     Ok(Suite { build, host: [vec![tests], packets.into()].concat(), ..Suite::default() })
 }
 
