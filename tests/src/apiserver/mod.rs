@@ -2,8 +2,8 @@
 //! faults that it injects.
 //!
 //! It follows the recordings of a kube-apiserver 1.36 in `recordings/`: consistent pages, watches
-//! with selectors, bookmarks, streaming lists, expired history, and the bodies of errors. It has one
-//! user, whose rights may be those of a role, no defaulting and no admission.
+//! with selectors, bookmarks, streaming lists, expired history, and the bodies of errors. It has
+//! one user, whose rights may be those of a role, no defaulting and no admission.
 
 mod faults;
 mod list;

@@ -139,7 +139,8 @@ fn verb(method: &Method, has_name: bool, watches: bool) -> &'static str {
 }
 
 impl Rights {
-    /// Returns the rights of a `ClusterRole`. Wildcards grant nothing here: no role of shunt has one.
+    /// Returns the rights of a `ClusterRole`. Wildcards grant nothing here: no role of shunt has
+    /// one.
     fn of(role: &Value) -> Result<Self> {
         let rules: Vec<Rule> =
             serde_json::from_value(role["rules"].clone()).context("rules of a ClusterRole")?;

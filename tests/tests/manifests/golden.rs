@@ -63,7 +63,8 @@ fn every_value_has_another_than_its_default() {
 fn objects_with_every_value_set_have_only_fields_that_kubernetes_knows() {
     for (name, text) in templates(&every_value()) {
         for object in documents(&text) {
-            // A PodMonitor is the operator's. A test of the chart compares it with deploy/monitoring.
+            // A PodMonitor is the operator's. A test of the chart compares it with
+            // deploy/monitoring.
             assert!(has_known_fields(&object) || name == "podmonitor.yaml", "{name}: {object:?}");
         }
     }

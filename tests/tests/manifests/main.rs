@@ -162,8 +162,8 @@ fn daemon_set_is_consistent_and_not_privileged() {
 }
 
 /// As kube-proxy's: it is not evicted for other pods, runs on nodes with any taint, and an upgrade
-/// replaces it on few nodes at a time. Services need more memory on some days than on others, so the
-/// kernel must not kill it for a limit.
+/// replaces it on few nodes at a time. Services need more memory on some days than on others, so
+/// the kernel must not kill it for a limit.
 #[test]
 fn daemon_set_has_the_priority_and_tolerations_of_kube_proxy_and_no_limits() {
     let set = object::<DaemonSet>("DaemonSet").spec.expect("a spec");

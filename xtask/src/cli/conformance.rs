@@ -14,7 +14,8 @@ use super::{Conformance, steps};
 
 /// The mode that not every kernel supports.
 const IPVS: &str = "ipvs";
-/// The program with scenarios of the daemon, and those that show what mode ipvs holds in the kernel.
+/// The program with scenarios of the daemon, and those that show what mode ipvs holds in the
+/// kernel.
 const DAEMON: &str = "daemon";
 const SCENARIOS: &str = "affinity,drift,explain-affinity,explain-check,explain-others";
 /// The certificates without which the scenarios' client of an API server does not start.

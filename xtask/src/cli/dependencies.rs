@@ -1,5 +1,5 @@
-//! Checks that dependencies keep the rules of `deny.toml`, from `cargo metadata`. `cargo deny check`
-//! does the same and more, but is not on every machine.
+//! Checks that dependencies keep the rules of `deny.toml`, from `cargo metadata`.
+//! `cargo deny check` does the same and more, but is not on every machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

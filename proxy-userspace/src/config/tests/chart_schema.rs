@@ -1,5 +1,5 @@
-//! Generates the part of the chart's `values.schema.json` that describes the configuration file, and
-//! checks that it is current.
+//! Generates the part of the chart's `values.schema.json` that describes the configuration file,
+//! and checks that it is current.
 
 use std::{fs, path::Path};
 

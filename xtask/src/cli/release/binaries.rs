@@ -1,5 +1,5 @@
-//! Builds static programs for an architecture. The same sources and compilers give the same bytes in
-//! every folder.
+//! Builds static programs for an architecture. The same sources and compilers give the same bytes
+//! in every folder.
 
 use std::ffi::OsString;
 use std::fs;
@@ -27,8 +27,8 @@ pub(crate) struct Builder {
     c_compiler: &'static str,
 }
 
-/// Builds shunt for an architecture into `folder/shunt-ARCHITECTURE`: optimised, static, and without
-/// debug information. The symbols stay, because CPU profiles need the names of functions.
+/// Builds shunt for an architecture into `folder/shunt-ARCHITECTURE`: optimised, static, and
+/// without debug information. The symbols stay, because CPU profiles need the names of functions.
 pub(crate) fn build(target: Target, folder: &Path) -> Result<PathBuf> {
     Builder::prepare(target)?.cargo("build").args(SHUNT).show()?;
     let program = folder.join(format!("shunt-{}", target.name()));

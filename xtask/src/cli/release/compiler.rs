@@ -25,8 +25,8 @@ pub(crate) struct Compiler {
 
 impl Compiler {
     /// Returns the compiler of the cargo that runs xtask if it has the library of the architecture,
-    /// or if rustup can add it. Otherwise the compiler of the eBPF programs, which has the source of
-    /// its library.
+    /// or if rustup can add it. Otherwise the compiler of the eBPF programs, which has the source
+    /// of its library.
     pub(crate) fn find(target: Target) -> Result<Self> {
         let own = Self::of_cargo()?;
         if own.has_library(target) || (own.is_of_rustup() && own.add_library(target)) {

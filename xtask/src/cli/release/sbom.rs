@@ -102,17 +102,8 @@ fn program(materials: &Materials<'_>, settings: &Settings, source: &Source) -> V
 }
 
 fn of_crate(part: &Crate) -> Value {
-    let mut package = json!({
-        "SPDXID": id("crate", &[&part.name, &part.version]),
-        "name": part.name,
-        "versionInfo": part.version,
-        "primaryPackagePurpose": "LIBRARY",
-        "downloadLocation": UNKNOWN,
-        "filesAnalyzed": false,
-        "licenseConcluded": UNKNOWN,
-        "licenseDeclared": expression(&part.license),
-        "copyrightText": UNKNOWN,
-    });
+    let id = id("crate", &[&part.name, &part.version]);
+    let mut package = library(&id, &part.name, &part.version, &expression(&part.license));
     // Crates of the workspace are not in a registry.
     if let Some(sha256) = &part.checksum {
         package["checksums"] = json!([checksum(sha256)]);
@@ -123,15 +114,20 @@ fn of_crate(part: &Crate) -> Value {
 }
 
 fn of_library(part: &Library) -> Value {
+    library(&id("library", &[&part.name]), &part.name, &part.version, part.license)
+}
+
+/// Describes something that is compiled or linked into the binary.
+fn library(id: &str, name: &str, version: &str, license: &str) -> Value {
     json!({
-        "SPDXID": id("library", &[&part.name]),
-        "name": part.name,
-        "versionInfo": part.version,
+        "SPDXID": id,
+        "name": name,
+        "versionInfo": version,
         "primaryPackagePurpose": "LIBRARY",
         "downloadLocation": UNKNOWN,
         "filesAnalyzed": false,
         "licenseConcluded": UNKNOWN,
-        "licenseDeclared": part.license,
+        "licenseDeclared": license,
         "copyrightText": UNKNOWN,
     })
 }

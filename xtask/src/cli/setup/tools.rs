@@ -59,8 +59,8 @@ const KEYS: Tool = Tool {
     packages: &[&["debian-archive-keyring"]],
 };
 
-/// The tools of virtual machines for amd64: qemu, the tools that are copied into guests, and those that
-/// fetch kernels.
+/// The tools of virtual machines for amd64: qemu, the tools that are copied into guests, and those
+/// that fetch kernels.
 pub(crate) const VM_TOOLS: [Tool; 10] = [
     QEMU,
     tool("busybox", "it provides most programs of guests", "true", &[&["busybox-static"]]),

@@ -36,7 +36,8 @@ impl Step {
         Self { count: Some(count), ..Self::plain(name, run) }
     }
 
-    /// Runs the command. Only an error of xtask itself is returned: a step that fails is an outcome.
+    /// Runs the command. Only an error of xtask itself is returned: a step that fails is an
+    /// outcome.
     pub(super) fn run_to_end(self, live: &Live) -> Result<Outcome> {
         let path = workspace::logs().join(format!("{}.log", self.name.replace(' ', "-")));
         let mut log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;

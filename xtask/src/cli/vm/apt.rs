@@ -1,5 +1,5 @@
-//! Fetches packages with apt: of a kernel, or of another architecture. apt uses a state of its own, so the machine's lists and
-//! packages do not change.
+//! Fetches packages with apt: of a kernel, or of another architecture. apt uses a state of its own,
+//! so the machine's lists and packages do not change.
 
 use std::fs;
 use std::path::{Path, PathBuf};
