@@ -1,19 +1,21 @@
 //! Finds out whether another proxy, such as kube-proxy, serves this node.
 
-use std::{
-    collections::BTreeMap,
-    io::{self, Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
-    thread,
-    time::Duration,
-};
+use std::{collections::BTreeMap, net::SocketAddr, thread, time::Duration};
 
 use anyhow::Context as _;
+use http::{
+    Request, StatusCode,
+    header::{ACCEPT, HOST},
+};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::{body::Bytes, client::conn::http1};
+use hyper_util::rt::TokioIo;
 use proxy_userspace::{
     config::Config,
     dataplane::{Mode, modes_with_rules},
     kernel::{KernelError, bpf::PinDir, command::Launcher},
 };
+use tokio::{net::TcpStream, runtime, time::timeout};
 
 /// How often to look for the other proxy.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -22,8 +24,8 @@ const ATTEMPTS: u32 = 600;
 /// A log line every half minute.
 const ATTEMPTS_PER_LOG: u32 = 30;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The largest page of metrics that is read.
-const LARGEST_PAGE: u64 = 64 << 20;
+/// The largest page of metrics that is read, in bytes.
+const LARGEST_PAGE: usize = 64 << 20;
 
 /// The times of the last sync and of the last request for one, which kube-proxy and shunt count by
 /// IP family. `/healthz` does not help: kube-proxy's answers 200 before the first sync.
@@ -71,19 +73,30 @@ pub(super) fn serves(config: &Config) -> bool {
 /// Checks that the proxy with these metrics has written the rules of all its IP families. The error
 /// says what is missing.
 fn has_synced(address: SocketAddr) -> Result<(), String> {
-    let page = metrics(address).map_err(|error| format!("its /metrics do not answer: {error}"))?;
+    let page = metrics(address).map_err(|error| format!("its /metrics do not answer: {error:#}"))?;
     if is_synced(&page) { Ok(()) } else { Err(format!("{SYNCED} says that it has not synced yet")) }
 }
 
-fn metrics(address: SocketAddr) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, ANSWER_TIMEOUT)?;
-    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-    // An answer to HTTP 1.0 ends with the connection and is not sent in chunks.
-    write!(stream, "GET /metrics HTTP/1.0\r\nHost: {address}\r\nAccept: text/plain\r\n\r\n")?;
-    let mut page = Vec::new();
-    stream.take(LARGEST_PAGE).read_to_end(&mut page)?;
-    Ok(String::from_utf8_lossy(&page).into_owned())
+/// Reads the page with the metrics, on a runtime of its own: only one-shot commands ask.
+fn metrics(address: SocketAddr) -> anyhow::Result<String> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let page = runtime.block_on(async { timeout(ANSWER_TIMEOUT, request_metrics(address)).await });
+    page.with_context(|| format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()))?
+}
+
+async fn request_metrics(address: SocketAddr) -> anyhow::Result<String> {
+    let stream = TcpStream::connect(address).await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    let request = Request::get("/metrics")
+        .header(HOST, address.to_string())
+        .header(ACCEPT, "text/plain")
+        .body(Empty::<Bytes>::new())?;
+    let response = sender.send_request(request).await?;
+    anyhow::ensure!(response.status() == StatusCode::OK, "the status is {}", response.status());
+    let page = Limited::new(response.into_body(), LARGEST_PAGE).collect().await;
+    let page = page.map_err(anyhow::Error::from_boxed)?;
+    Ok(String::from_utf8_lossy(&page.to_bytes()).into_owned())
 }
 
 /// Returns true if each IP family that is to be synced has been synced.
@@ -115,7 +128,10 @@ pub(super) fn has_programs(config: &Config) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::{
+        io::{BufRead as _, BufReader, Write as _},
+        net::TcpListener,
+    };
 
     use super::*;
 
@@ -144,21 +160,35 @@ mod tests {
         }
     }
 
-    #[test]
-    fn metrics_of_another_proxy_are_read_over_http() {
+    /// Answers one request with this text. Returns the address and the request's first line.
+    fn serve_once(response: String) -> (SocketAddr, thread::JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let server = thread::spawn(move || {
-            let (mut stream, _) = listener.accept().expect("a client");
-            let mut request = [0; 1024];
-            let length = stream.read(&mut request).expect("a request");
-            assert!(request[..length].starts_with(b"GET /metrics HTTP/1.0\r\n"));
-            let body = page(&[("", 1.0)], &[("", 2.0)]);
-            write!(stream, "HTTP/1.0 200 OK\r\n\r\n{body}").expect("an answer");
+            let (stream, _) = listener.accept().expect("a client");
+            let mut lines = BufReader::new(&stream).lines().map(|line| line.expect("a request"));
+            let first = lines.next().expect("a request");
+            lines.find(String::is_empty).expect("the end of a request");
+            (&stream).write_all(response.as_bytes()).expect("an answer");
+            first
         });
+        (address, server)
+    }
+
+    #[test]
+    fn metrics_of_another_proxy_are_read_over_http() {
+        let body = page(&[("", 1.0)], &[("", 2.0)]);
+        let (address, server) = serve_once(format!("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{body}"));
         assert_eq!(has_synced(address), Ok(()));
-        server.join().expect("a request was answered");
+        assert_eq!(server.join().expect("a request was answered"), "GET /metrics HTTP/1.1");
         let error = has_synced(address).expect_err("nobody listens");
-        assert!(error.starts_with("its /metrics do not answer: "), "{error}");
+        assert!(error.starts_with("its /metrics do not answer: Connection refused"), "{error}");
+    }
+
+    #[test]
+    fn answer_that_is_no_metrics_names_its_status() {
+        let (address, _server) = serve_once("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned());
+        let error = has_synced(address).expect_err("no metrics");
+        assert_eq!(error, "its /metrics do not answer: the status is 404 Not Found");
     }
 }
