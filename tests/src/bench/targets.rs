@@ -85,7 +85,7 @@ const TARGETS: &[Target] = &[
     target(EBPF, Measured::Restart, LARGEST_ONES, 5_000.0).goal(300.0),
     target(EBPF, Measured::Settled(Source::Any), LARGE_ONES, 60.0).goal(50.0),
     target(EBPF, Measured::Peak(Source::Any), LARGE_ONES, 100.0),
-    target(EBPF, Measured::Settled(Source::Api), LARGEST_ONES, 100.0).goal(90.0),
+    target(EBPF, Measured::Settled(Source::Api), LARGEST_ONES, 90.0),
     target(EBPF, Measured::Peak(Source::Api), LARGEST_ONES, 130.0),
     target(EBPF, Measured::Maps, LARGEST_ONES, 150.0),
     target(EBPF, Measured::Floods, ALL, 0.0),
@@ -327,10 +327,10 @@ mod tests {
     #[test]
     fn missed_goal_does_not_break_the_promise() {
         let mut report = Report::new("ebpf");
-        report.memory = vec![memory(30_000, API, 64)];
-        report.memory[0].settled_kib = 95 << 10;
+        report.memory = vec![memory(10_000, API, 40)];
+        report.memory[0].settled_kib = 55 << 10;
         report.check_targets();
-        let settled = "RSS settled from the API, 30,000 Services";
+        let settled = "RSS settled, 10,000 Services";
         assert_eq!(outcome(&report, settled), Some(TargetOutcome::GoalMissed));
         assert!(report.meets_all_targets());
     }

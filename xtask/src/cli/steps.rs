@@ -42,6 +42,19 @@ pub(crate) fn cargo(limit: Duration) -> Run {
     run
 }
 
+/// Returns the command that installs a tool of crates.io into `root`, without default features. The
+/// tool is not optimised: its build costs more than what it does here.
+pub(crate) fn install(name: &str, version: &str, features: &str, root: &Path, limit: Duration) -> Run {
+    cargo(limit)
+        .args(["install", name, "--version", version, "--locked", "--no-default-features"])
+        .args(["--features", features, "--root"])
+        .arg(root)
+        .arg("--debug")
+        .env("CARGO_PROFILE_DEV_DEBUG", "false")
+        // Cargo then builds in a folder that it removes.
+        .without_env("CARGO_TARGET_DIR")
+}
+
 /// Returns the command that builds shunt.
 pub(crate) fn build(release: bool) -> Run {
     let run = cargo(BUILD).args(["build", "--package", "proxy-userspace"]);

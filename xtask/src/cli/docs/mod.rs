@@ -132,12 +132,7 @@ fn mdbook() -> Result<PathBuf> {
     if let Some(found) = candidates.filter(|path| search::is_executable(path)).find(is_usable) {
         return Ok(found);
     }
-    let install = steps::cargo(INSTALL)
-        .args(["install", "mdbook", "--version", MDBOOK, "--locked", "--no-default-features"])
-        .args(["--features", "search", "--root"])
-        .arg(&root)
-        // Cargo then builds in a folder that it removes.
-        .without_env("CARGO_TARGET_DIR");
+    let install = steps::install("mdbook", MDBOOK, "search", &root, INSTALL);
     Progress::run(&format!("cargo install mdbook {MDBOOK}"), install).map(|()| own)
 }
 

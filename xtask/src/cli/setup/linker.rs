@@ -18,16 +18,9 @@ pub(crate) fn install(llvm: u32) -> Result<()> {
 }
 
 fn command(llvm: u32) -> Run {
-    steps::cargo(LIMIT)
-        .args(["install", "bpf-linker", "--version", BPF_LINKER, "--locked", "--no-default-features"])
-        .args(["--features", &format!("llvm-{llvm}"), "--root"])
-        .arg(linker_root(llvm))
-        // LLVM does the work of the linker, so optimising the linker itself would not pay.
-        .arg("--debug")
-        .env("CARGO_PROFILE_DEV_DEBUG", "false")
+    let features = format!("llvm-{llvm}");
+    steps::install("bpf-linker", BPF_LINKER, &features, &linker_root(llvm), LIMIT)
         .env("LLVM_PREFIX", format!("/usr/lib/llvm-{llvm}"))
-        // Without it, cargo builds in a temporary folder.
-        .without_env("CARGO_TARGET_DIR")
 }
 
 /// Returns true if the linker, the first file of the stamp, still runs. Its LLVM library may have
