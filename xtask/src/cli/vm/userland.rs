@@ -18,9 +18,10 @@ use crate::cli::progress::Progress;
 use crate::cli::release::Target;
 
 /// Programs that every guest gets. Setup installs them on this machine.
-pub(crate) const TOOLS: [&str; 12] = [
+pub(crate) const TOOLS: [&str; 13] = [
     "apparmor_parser",
     "bash",
+    "bpftool",
     "busybox",
     "ip",
     "ipset",
@@ -33,16 +34,17 @@ pub(crate) const TOOLS: [&str; 12] = [
     super::guest::XTABLES_LEGACY,
 ];
 /// Programs that a guest gets if they are there.
-const MORE_TOOLS: [&str; 6] = ["bpftool", "conntrack", "ethtool", "ipvsadm", "strace", "tcpdump"];
+const MORE_TOOLS: [&str; 5] = ["conntrack", "ethtool", "ipvsadm", "strace", "tcpdump"];
 /// Folders of programs in packages.
 const PROGRAMS: [&str; 4] = ["usr/bin", "usr/sbin", "bin", "sbin"];
 
 /// Debian's release that programs for another architecture are from: that of shunt's image.
 const SUITE: &str = "trixie";
 /// The packages with these programs.
-const PACKAGES: [&str; 13] = [
+const PACKAGES: [&str; 14] = [
     "apparmor",
     "bash",
+    "bpftool",
     "busybox-static",
     "conntrack",
     "ethtool",
