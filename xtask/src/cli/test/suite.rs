@@ -116,9 +116,20 @@ const NOT_IN_GUESTS: [&str; 30] = [
     "zone-hints-missing-one",
 ];
 
-/// Tests of mode iptables, which works alike on all kernels. Guests run them only with
-/// `--all-kernels`.
-const OF_IPTABLES: [&str; 2] = ["iptables_mode::", "iptables_refused::"];
+/// Kernel tests that guests run only with `--all-kernels`: those of what works alike on all kernels.
+/// This machine runs them in any case.
+const ALIKE: [&str; 8] = [
+    "iptables_mode::",
+    "iptables_refused::",
+    // Counts of system calls.
+    "calls::",
+    "changes::",
+    "look_costs_the_thread_of_changes_the_same_calls",
+    // Which of shunt's rules act on which marks, and the size of the prefilter.
+    "marks::",
+    "prefilter_doubles",
+    "ratio_of_false_positives",
+];
 
 /// How much is tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +162,7 @@ impl Suite {
             Extent::Whole => &[Kernel::V5_10],
             Extent::AllKernels => Kernel::value_variants(),
         };
-        let skip = if extent == Extent::AllKernels { &[][..] } else { &OF_IPTABLES };
+        let skip = if extent == Extent::AllKernels { &[][..] } else { &ALIKE };
         let mut guests = Vec::new();
         for kernel in kernels {
             guests.extend(kernel_steps(*kernel, skip)?);
