@@ -100,7 +100,8 @@ impl Tls {
 }
 
 /// Returns the configuration with no credentials but the client certificate: kube would run the
-/// credential plugin whenever it loads certificates.
+/// credential plugin whenever it loads certificates. If no certificate of the server is checked, it
+/// names no CA: kube would load those of the system first, of which an image may have none.
 fn with_identity(config: &Config, identity: Option<&Identity>) -> Config {
     let AuthInfo { client_certificate, client_certificate_data, client_key, client_key_data, .. } =
         &config.auth_info;
@@ -120,5 +121,25 @@ fn with_identity(config: &Config, identity: Option<&Identity>) -> Config {
     };
     let mut config = config.clone();
     config.auth_info = auth_info;
+    if config.accept_invalid_certs {
+        config.root_cert.get_or_insert_default();
+    }
     config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unchecked_server_needs_no_ca() {
+        let mut config = Config::new("https://127.0.0.1:6443".parse().expect("a URL"));
+        assert_eq!(with_identity(&config, None).root_cert, None, "those of the system");
+        config.accept_invalid_certs = true;
+        let without_ca = with_identity(&config, None);
+        assert_eq!(without_ca.root_cert, Some(Vec::new()));
+        without_ca.rustls_client_config().expect("TLS without a CA");
+        config.root_cert = Some(vec![vec![1]]);
+        assert_eq!(with_identity(&config, None).root_cert, config.root_cert);
+    }
 }
