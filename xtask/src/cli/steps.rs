@@ -43,7 +43,7 @@ pub(crate) fn cargo(limit: Duration) -> Run {
 }
 
 /// Returns the command that installs a tool of crates.io into `root`, without default features. The
-/// tool is not optimised: its build costs more than what it does here.
+/// tool is not optimised, because building it takes longer than all that it does here.
 pub(crate) fn install(name: &str, version: &str, features: &str, root: &Path, limit: Duration) -> Run {
     cargo(limit)
         .args(["install", name, "--version", version, "--locked", "--no-default-features"])

@@ -100,8 +100,9 @@ impl Tls {
 }
 
 /// Returns the configuration with no credentials but the client certificate: kube would run the
-/// credential plugin whenever it loads certificates. If no certificate of the server is checked, it
-/// names no CA: kube would load those of the system first, of which an image may have none.
+/// credential plugin whenever it loads certificates. If the server's certificate is not
+/// checked, the list of CAs is empty: kube would load those of the system, and an image may have
+/// none.
 fn with_identity(config: &Config, identity: Option<&Identity>) -> Config {
     let AuthInfo { client_certificate, client_certificate_data, client_key, client_key_data, .. } =
         &config.auth_info;

@@ -116,8 +116,8 @@ const NOT_IN_GUESTS: [&str; 30] = [
     "zone-hints-missing-one",
 ];
 
-/// Kernel tests that guests run only with `--all-kernels`: those of what works alike on all kernels.
-/// This machine runs them in any case.
+/// Kernel tests that guests run only with `--all-kernels`, because what they test works alike on
+/// all kernels. This machine always runs them.
 const ALIKE: [&str; 8] = [
     "iptables_mode::",
     "iptables_refused::",

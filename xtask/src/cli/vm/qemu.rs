@@ -58,8 +58,8 @@ pub(crate) fn run(
 /// What differs between architectures.
 struct Machine {
     program: &'static str,
-    /// How qemu's threads run the guest's CPUs.
-    threads: &'static str,
+    /// The value of qemu's `-accel`.
+    accelerator: &'static str,
     /// The machine, its CPU and the device for the command's output.
     arguments: Vec<&'static str>,
     /// The serial port of the kernel's messages.
@@ -77,7 +77,7 @@ impl Machine {
                 program: "qemu-system-x86_64",
                 // One thread for all CPUs. With a thread each, a CPU sometimes runs an instruction
                 // that another CPU is patching (jump labels), and the kernel dies of a breakpoint.
-                threads: "tcg,thread=single",
+                accelerator: "tcg,thread=single",
                 arguments: vec!["-cpu", kernel.cpu(), "-serial", "chardev:output"],
                 console: "ttyS0",
                 output: "ttyS1",
@@ -88,8 +88,9 @@ impl Machine {
             // authentication of pointers of later ones is slow to emulate.
             Target::Arm64 => Self {
                 program: "qemu-system-aarch64",
-                // Its kernel patches an instruction only to another that CPUs may meanwhile run.
-                threads: "tcg,thread=multi",
+                // A thread for each CPU. An arm64 CPU may run a branch or a nop while another CPU
+                // patches it, so the reason above does not apply.
+                accelerator: "tcg,thread=multi",
                 arguments: vec![
                     "-machine",
                     "virt",
@@ -108,7 +109,7 @@ impl Machine {
 
 fn command(machine: &Machine, vmlinuz: &Path, initrd: &Path, console: &Path) -> Run {
     Run::new(machine.program)
-        .args(["-accel", machine.threads, "-smp", "2", "-m", MEMORY])
+        .args(["-accel", machine.accelerator, "-smp", "2", "-m", MEMORY])
         .args(["-nodefaults", "-no-user-config", "-no-reboot", "-nographic", "-monitor", "none"])
         .arg("-serial")
         .arg(format!("file:{}", console.display()))
