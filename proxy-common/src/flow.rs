@@ -301,9 +301,11 @@ fn update_entries<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u
     if flow.state & state::PASS != 0 {
         return;
     }
-    let (opposite_key, mut opposite) = (flow.opposite_key(key), flow.opposite(key));
+    let opposite_key = flow.opposite_key(key);
+    let mut opposite = flow.opposite(key);
+    opposite.used_ns = now_ns;
     if !tables.touch_flow(&opposite_key, &opposite, observed, now_ns) {
-        (opposite.state, opposite.used_ns) = (state::after(opposite.state, observed), now_ns);
+        opposite.state = state::after(opposite.state, observed);
         tables.put_flow(&opposite_key, &opposite);
     }
 }

@@ -111,15 +111,9 @@ pub enum Fragment {
     /// The whole datagram.
     Whole,
     /// The first fragment, which has the ports.
-    First {
-        /// The identification of the datagram.
-        id: u32,
-    },
+    First,
     /// A later fragment.
-    Later {
-        /// The identification of the datagram.
-        id: u32,
-    },
+    Later,
 }
 
 /// The headers of an IP packet.
@@ -127,20 +121,28 @@ pub enum Fragment {
 pub struct Packet {
     /// The version of IP.
     pub version: IpVersion,
-    /// The offset of the IP header.
-    pub header: u32,
-    /// The offset of the payload, after options and extension headers.
-    pub payload: u32,
+    /// The offsets of the IP header and of the payload. Narrow, because stack is scarce.
+    header: u16,
+    payload: u16,
     /// The IP protocol number of the payload.
     pub proto: u8,
     /// The checksum field of an IPv4 header.
     pub checksum: [u8; 2],
     /// The part of the datagram.
     pub fragment: Fragment,
+    /// The identification of the datagram of a fragment.
+    pub id: u32,
     /// The source.
     pub source: Addr,
     /// The destination.
     pub destination: Addr,
+    /// The first four bytes of the payload, if there are so many: source and destination port.
+    ports: [u8; 4],
+    has_ports: bool,
+    /// The traffic class, with the bits for congestion.
+    pub traffic_class: u8,
+    /// The hop limit.
+    pub hops: u8,
 }
 
 /// Source and destination with ports.
@@ -195,7 +197,9 @@ const EXTENSION_HEADERS: usize = 6;
 impl Packet {
     /// Returns a packet whose headers are not read yet.
     #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "the header follows two VLAN tags at most")]
     pub const fn at(header: u32, version: IpVersion) -> Self {
+        let header = header as u16;
         Self {
             version,
             header,
@@ -203,8 +207,13 @@ impl Packet {
             proto: 0,
             checksum: [0; 2],
             fragment: Fragment::Whole,
+            id: 0,
             source: Addr::UNSPECIFIED_V6,
             destination: Addr::UNSPECIFIED_V6,
+            ports: [0; 4],
+            has_ports: false,
+            traffic_class: 0,
+            hops: 0,
         }
     }
 
@@ -214,24 +223,30 @@ impl Packet {
     #[inline(never)]
     pub fn read<F: Frame>(&mut self, frame: &F) -> Option<()> {
         match self.version {
-            IpVersion::V4 => self.read_v4(frame),
-            IpVersion::V6 => self.read_v6(frame),
+            IpVersion::V4 => self.read_v4(frame)?,
+            IpVersion::V6 => self.read_v6(frame)?,
         }
+        if let Some(ports) = frame.load(self.payload()) {
+            (self.ports, self.has_ports) = (ports, true);
+        }
+        Some(())
     }
 
     #[inline(always)]
     fn read_v4(&mut self, frame: &impl Frame) -> Option<()> {
-        let ip: [u8; 20] = frame.load(self.header)?;
-        let length = u32::from(ip[0] & 0x0f) * 4;
+        let ip: [u8; 20] = frame.load(self.header())?;
+        let length = u16::from(ip[0] & 0x0f) * 4;
         if ip[0] >> 4 != 4 || length < 20 {
             return None;
         }
-        let id = u32::from(u16::from_be_bytes([ip[4], ip[5]]));
         let fragment = u16::from_be_bytes([ip[6], ip[7]]);
         self.payload = self.header + length;
+        self.traffic_class = ip[1];
+        self.hops = ip[8];
         self.proto = ip[9];
         self.checksum = [ip[10], ip[11]];
-        self.fragment = Fragment::at(fragment & 0x1fff != 0, fragment & 0x2000 != 0, id);
+        self.fragment = Fragment::at(fragment & 0x1fff != 0, fragment & 0x2000 != 0);
+        self.id = u32::from(u16::from_be_bytes([ip[4], ip[5]]));
         self.source = Addr::from_v4([ip[12], ip[13], ip[14], ip[15]]);
         self.destination = Addr::from_v4([ip[16], ip[17], ip[18], ip[19]]);
         Some(())
@@ -239,14 +254,16 @@ impl Packet {
 
     #[inline(always)]
     fn read_v6(&mut self, frame: &impl Frame) -> Option<()> {
-        let fixed: [u8; 8] = frame.load(self.header)?;
+        let fixed: [u8; 8] = frame.load(self.header())?;
         if fixed[0] >> 4 != 6 {
             return None;
         }
         self.payload = self.header + 40;
+        self.traffic_class = fixed[0] << 4 | fixed[1] >> 4;
         self.proto = fixed[6];
-        self.source = Addr { octets: frame.load(self.header + 8)? };
-        self.destination = Addr { octets: frame.load(self.header + 24)? };
+        self.hops = fixed[7];
+        self.source = Addr { octets: frame.load(self.header() + 8)? };
+        self.destination = Addr { octets: frame.load(self.header() + 24)? };
         // IPv4-mapped addresses are invalid on a link (RFC 4942, section 2.2), and the maps would
         // take them for IPv4.
         if self.source.is_v4() || self.destination.is_v4() {
@@ -264,7 +281,7 @@ impl Packet {
                 return Some(());
             }
             self.payload += self.extension_length(frame)?;
-            if matches!(self.fragment, Fragment::Later { .. }) {
+            if matches!(self.fragment, Fragment::Later) {
                 return Some(());
             }
         }
@@ -278,16 +295,16 @@ impl Packet {
 
     /// Reads one extension header, and returns its length in bytes.
     #[inline(always)]
-    fn extension_length(&mut self, frame: &impl Frame) -> Option<u32> {
-        let extension: [u8; 8] = frame.load(self.payload)?;
+    fn extension_length(&mut self, frame: &impl Frame) -> Option<u16> {
+        let extension: [u8; 8] = frame.load(self.payload())?;
         let kind = self.proto;
         self.proto = extension[0];
-        let units = u32::from(extension[1]);
+        let units = u16::from(extension[1]);
         Some(match kind {
             FRAGMENT => {
                 let fragment = u16::from_be_bytes([extension[2], extension[3]]);
-                let id = u32::from_be_bytes([extension[4], extension[5], extension[6], extension[7]]);
-                self.fragment = Fragment::at(fragment & 0xfff8 != 0, fragment & 1 != 0, id);
+                self.fragment = Fragment::at(fragment & 0xfff8 != 0, fragment & 1 != 0);
+                self.id = u32::from_be_bytes([extension[4], extension[5], extension[6], extension[7]]);
                 8
             }
             // In units of 4 bytes, without the first two units (RFC 4302).
@@ -296,18 +313,30 @@ impl Packet {
         })
     }
 
+    /// Returns the offset of the IP header.
+    #[inline(always)]
+    pub const fn header(&self) -> u32 {
+        self.header as u32
+    }
+
+    /// Returns the offset of the payload, after options and extension headers.
+    #[inline(always)]
+    pub const fn payload(&self) -> u32 {
+        self.payload as u32
+    }
+
     /// Returns source and destination port, in host byte order.
     #[inline(always)]
-    pub fn ports(&self, frame: &impl Frame) -> Option<[u16; 2]> {
-        let [a, b, c, d] = frame.load(self.payload)?;
-        Some([u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])])
+    pub fn ports(&self) -> Option<[u16; 2]> {
+        let [a, b, c, d] = self.ports;
+        self.has_ports.then_some([u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])])
     }
 
     /// Returns true for an IPv4 header without options, so that the ports directly follow the
     /// addresses.
     #[inline(always)]
     pub const fn is_plain_v4(&self) -> bool {
-        matches!(self.version, IpVersion::V4) && self.payload == self.header + 20
+        matches!(self.version, IpVersion::V4) && self.payload() == self.header() + 20
     }
 
     /// Returns source and destination with these ports.
@@ -325,7 +354,7 @@ impl Packet {
     pub fn tcp_flags(&self, frame: &impl Frame, protocol: Protocol) -> Option<TcpFlags> {
         match protocol {
             Protocol::Tcp => {
-                let [flags, _, _, _, _] = frame.load(self.payload + 13)?;
+                let [_, flags, _, _, _, _] = frame.load(self.payload() + TCP_LENGTH)?;
                 Some(TcpFlags(flags))
             }
             Protocol::Udp | Protocol::Sctp => Some(TcpFlags(0)),
@@ -341,7 +370,7 @@ impl Packet {
     pub fn tcp_answer(&self, frame: &impl Frame, protocol: Protocol) -> Option<(TcpFlags, u32)> {
         match protocol {
             Protocol::Tcp => {
-                let [a, b, c, d, _, flags, _, _, _, _] = frame.load(self.payload + TCP_ACKNOWLEDGEMENT)?;
+                let [a, b, c, d, _, flags, _, _, _, _] = frame.load(self.payload() + TCP_ACKNOWLEDGEMENT)?;
                 Some((TcpFlags(flags), u32::from_be_bytes([a, b, c, d])))
             }
             Protocol::Udp | Protocol::Sctp => Some((TcpFlags(0), 0)),
@@ -351,13 +380,13 @@ impl Packet {
     /// Returns the sequence number of a TCP segment.
     #[inline(always)]
     pub fn tcp_sequence(&self, frame: &impl Frame) -> Option<u32> {
-        frame.load(self.payload + TCP_SEQUENCE).map(u32::from_be_bytes)
+        frame.load(self.payload() + TCP_SEQUENCE).map(u32::from_be_bytes)
     }
 
     /// Returns the bytes of the header of a TCP segment.
     #[inline(always)]
     pub fn tcp_header(&self, frame: &impl Frame) -> Option<u32> {
-        let [words] = frame.load(self.payload + TCP_LENGTH)?;
+        let [words, _] = frame.load(self.payload() + TCP_LENGTH)?;
         Some(u32::from(words >> 4) * 4)
     }
 
@@ -368,13 +397,13 @@ impl Packet {
             IpVersion::V4 => 20,
             IpVersion::V6 => 40,
         };
-        self.payload == self.header + header
+        self.payload() == self.header() + header
     }
 
     /// Returns the acknowledgement number of a TCP segment.
     #[inline(always)]
     pub fn tcp_acknowledgement(&self, frame: &impl Frame) -> Option<u32> {
-        frame.load(self.payload + TCP_ACKNOWLEDGEMENT).map(u32::from_be_bytes)
+        frame.load(self.payload() + TCP_ACKNOWLEDGEMENT).map(u32::from_be_bytes)
     }
 }
 
@@ -397,10 +426,10 @@ const DESTINATION_OPTIONS: u8 = 60;
 
 impl Fragment {
     #[inline(always)]
-    const fn at(is_offset: bool, is_followed: bool, id: u32) -> Self {
+    const fn at(is_offset: bool, is_followed: bool) -> Self {
         match (is_offset, is_followed) {
-            (true, _) => Self::Later { id },
-            (false, true) => Self::First { id },
+            (true, _) => Self::Later,
+            (false, true) => Self::First,
             (false, false) => Self::Whole,
         }
     }

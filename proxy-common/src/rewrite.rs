@@ -41,7 +41,7 @@ impl TransportChecksum {
     #[inline(always)]
     pub(crate) fn of(frame: &impl Frame, packet: &Packet, protocol: Protocol) -> Option<Self> {
         let ChecksumField { offset, is_optional } = protocol.checksum_field()?;
-        let offset = packet.payload + offset;
+        let offset = packet.payload() + offset;
         // A TCP segment has its checksum, because its flags were read.
         let is_absent = is_optional && frame.load(offset)? == [0; 2];
         Some(Self { offset, is_optional, is_absent })
@@ -96,7 +96,7 @@ fn store_plain_v4(
         | port(after.source.port) << 80
         | port(after.destination.port) << 96;
     let [bytes @ .., _, _] = bytes.to_le_bytes();
-    frame.store::<14>(packet.header + 10, &bytes)?;
+    frame.store::<14>(packet.header() + 10, &bytes)?;
     Some((addresses, ports))
 }
 
@@ -156,7 +156,7 @@ pub struct IcmpError<'a> {
 #[inline(always)]
 pub fn icmp_error(frame: &impl Frame, error: &IcmpError<'_>) -> Option<()> {
     let IcmpError { outer, inner, before, after, .. } = error;
-    let checksum = outer.payload + 2;
+    let checksum = outer.payload() + 2;
     let outer_addresses =
         store_addresses(frame, outer, (outer.source, error.source), (outer.destination, error.destination))?;
     let inner_addresses = store_addresses(
@@ -204,7 +204,7 @@ fn store_addresses(
     let difference = Difference::of_addresses(&source.0, &source.1)
         .and(Difference::of_addresses(&destination.0, &destination.1));
     if packet.version == IpVersion::V4 && !difference.is_zero() {
-        frame.fix_header_checksum(packet.header + 10, difference)?;
+        frame.fix_header_checksum(packet.header() + 10, difference)?;
     }
     Some(difference)
 }
@@ -219,11 +219,11 @@ enum Field {
 fn store_address(frame: &impl Frame, packet: &Packet, field: Field, new: &Addr) -> Option<()> {
     match packet.version {
         IpVersion::V4 => {
-            let offset = packet.header + if matches!(field, Field::Source) { 12 } else { 16 };
+            let offset = packet.header() + if matches!(field, Field::Source) { 12 } else { 16 };
             frame.store(offset, &new.words()[3].to_ne_bytes())
         }
         IpVersion::V6 => {
-            let offset = packet.header + if matches!(field, Field::Source) { 8 } else { 24 };
+            let offset = packet.header() + if matches!(field, Field::Source) { 8 } else { 24 };
             frame.store(offset, &new.octets)
         }
     }
@@ -238,10 +238,10 @@ fn store_ports(
     destination: (u16, u16),
 ) -> Option<Difference> {
     if source.0 != source.1 {
-        frame.store(packet.payload, &source.1.to_be_bytes())?;
+        frame.store(packet.payload(), &source.1.to_be_bytes())?;
     }
     if destination.0 != destination.1 {
-        frame.store(packet.payload + 2, &destination.1.to_be_bytes())?;
+        frame.store(packet.payload() + 2, &destination.1.to_be_bytes())?;
     }
     Some(Difference::of_ports(source.0, source.1).and(Difference::of_ports(destination.0, destination.1)))
 }

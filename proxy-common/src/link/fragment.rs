@@ -20,21 +20,23 @@ pub(super) fn record_first<T: Tables>(
     flow: &Flow,
     mark: u32,
 ) {
-    let Fragment::First { id } = packet.fragment else { return };
+    if packet.fragment != Fragment::First {
+        return;
+    }
     let value = FragmentValue {
         source: flow.source.addr,
         destination: flow.destination.addr,
         mark,
         created_seconds: seconds(tables),
     };
-    tables.set_fragment(&key(packet, direction, id), &value);
+    tables.set_fragment(&key(packet, direction), &value);
 }
 
 /// Removes the entry of an older datagram with the same identification. IPv4 has only 65,536
 /// identifications between two hosts, and the new datagram may belong to no Service.
 #[inline(never)]
-pub(super) fn remove<T: Tables>(tables: &T, packet: &Packet, direction: Direction, id: u32) {
-    tables.remove_fragment(&key(packet, direction, id));
+pub(super) fn remove<T: Tables>(tables: &T, packet: &Packet, direction: Direction) {
+    tables.remove_fragment(&key(packet, direction));
 }
 
 /// Translates a later fragment like the first. Without an entry it passes unchanged: it overtook
@@ -45,9 +47,8 @@ pub(super) fn translate_later<F: Frame, T: Tables>(
     tables: &T,
     packet: &Packet,
     direction: Direction,
-    id: u32,
 ) -> Outcome {
-    let Some(first) = tables.fragment(&key(packet, direction, id)) else { return Outcome::Proceed };
+    let Some(first) = tables.fragment(&key(packet, direction)) else { return Outcome::Proceed };
     if seconds(tables).wrapping_sub(first.created_seconds) > LIFETIME_SECONDS {
         return Outcome::Proceed;
     }
@@ -71,11 +72,11 @@ fn seconds(tables: &impl Tables) -> u32 {
 }
 
 #[inline(always)]
-const fn key(packet: &Packet, direction: Direction, id: u32) -> FragmentKey {
+const fn key(packet: &Packet, direction: Direction) -> FragmentKey {
     FragmentKey {
         source: packet.source,
         destination: packet.destination,
-        id,
+        id: packet.id,
         proto: packet.proto,
         direction: direction as u8,
         zero: 0,

@@ -20,7 +20,7 @@ pub(super) fn process<F: Frame, T: Tables>(
     outer: &Packet,
     direction: Direction,
 ) -> Outcome {
-    let mut inner = Packet::at(outer.payload + 8, outer.version);
+    let mut inner = Packet::at(outer.payload() + 8, outer.version);
     if !is_error(frame, outer) || !read_inner(frame, &mut inner) {
         return Outcome::Proceed;
     }
@@ -38,7 +38,7 @@ fn translate<F: Frame, T: Tables>(
     direction: Direction,
 ) -> Outcome {
     let Some(protocol) = Protocol::of_packet(inner.proto) else { return Outcome::Proceed };
-    let Some(ports) = inner.ports(frame) else { return Outcome::Proceed };
+    let Some(ports) = inner.ports() else { return Outcome::Proceed };
     let before = inner.tuple(ports);
     let mut after = before;
     if reverse_translation(tables, direction, protocol, &mut after).is_none()
@@ -85,17 +85,17 @@ fn reverse_translation<T: Tables>(
 fn read_inner(frame: &impl Frame, inner: &mut Packet) -> bool {
     inner.read(frame).is_some()
         && Protocol::of_packet(inner.proto).is_some()
-        && !matches!(inner.fragment, Fragment::Later { .. })
+        && !matches!(inner.fragment, Fragment::Later)
 }
 
 /// Returns true if an ICMP packet is an error (RFC 792, RFC 4443). Redirects are excluded: they
 /// name the route to an endpoint, and a client that used it for the VIP would bypass this node.
 #[inline(always)]
 fn is_error(frame: &impl Frame, packet: &Packet) -> bool {
-    if matches!(packet.fragment, Fragment::Later { .. }) {
+    if matches!(packet.fragment, Fragment::Later) {
         return false;
     }
-    let Some([kind]) = frame.load(packet.payload) else { return false };
+    let Some([kind, _code]) = frame.load(packet.payload()) else { return false };
     match packet.version {
         // Destination unreachable, source quench, time exceeded, parameter problem.
         IpVersion::V4 => matches!(kind, 3 | 4 | 11 | 12),

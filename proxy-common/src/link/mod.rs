@@ -90,10 +90,10 @@ fn process(
     };
     match packet.fragment {
         Fragment::Whole => {}
-        Fragment::First { id } => fragment::remove(tables, packet, direction, id),
-        Fragment::Later { id } => return fragment::translate_later(frame, tables, packet, direction, id),
+        Fragment::First => fragment::remove(tables, packet, direction),
+        Fragment::Later => return fragment::translate_later(frame, tables, packet, direction),
     }
-    let Some(ports) = packet.ports(frame) else { return Outcome::Proceed };
+    let Some(ports) = packet.ports() else { return Outcome::Proceed };
     if matches!(direction, Direction::Original) {
         incoming(frame, tables, packet, protocol, ports)
     } else if is_masqueraded {
@@ -267,7 +267,7 @@ const fn forward(outcome: Outcome, flow: &Flow) -> Outcome {
 /// Returns the length of the IP packet in bytes.
 #[inline(always)]
 fn ip_length(frame: &impl Frame, packet: &Packet) -> u32 {
-    frame.length().wrapping_sub(packet.header)
+    frame.length().wrapping_sub(packet.header())
 }
 
 #[inline(always)]

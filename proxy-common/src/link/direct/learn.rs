@@ -1,6 +1,6 @@
 //! Learns what the stack does with a flow from a packet that leaves.
 
-use super::{LEASE_NS, class_and_hops, epoch, is_plain, longest};
+use super::{LEASE_NS, epoch, is_plain, longest};
 use crate::{
     Protocol,
     checksum::Difference,
@@ -47,7 +47,7 @@ pub(in super::super) fn learn<F: Frame, T: Tables>(frame: &F, tables: &T, packet
 #[inline(always)]
 fn learn_from<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> Option<()> {
     let protocol = Protocol::of_packet(packet.proto)?;
-    let ports = packet.ports(frame)?;
+    let ports = packet.ports()?;
     let key = DirectKey::new(protocol, packet.tuple(ports));
     let mut passage = Passage { key, service: 0, state: 0, used_ns: 0, to_endpoint: false };
     if is_plain(frame, packet)
@@ -98,7 +98,7 @@ fn try_write(
         longest: if longest < known.longest { known.longest } else { longest },
         priority: frame.priority(),
         acknowledged: known.acknowledged,
-        traffic_class: class_and_hops(frame, packet)?.0,
+        traffic_class: packet.traffic_class,
         state: state as u8,
         to_endpoint: u8::from(passage.to_endpoint),
         zero: 0,

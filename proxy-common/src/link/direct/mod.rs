@@ -154,7 +154,7 @@ fn is_like(
     protocol: Protocol,
     flow: &DirectFlow,
 ) -> Option<u8> {
-    let (traffic_class, hops) = class_and_hops(frame, packet)?;
+    let Packet { traffic_class, hops, .. } = *packet;
     let is_like = flow.is_approved()
         && flow.epoch == epoch(tables)
         && tables.now_ns() < flow.until_ns
@@ -170,23 +170,8 @@ fn is_like(
 /// Returns true for a whole packet without options and without a VLAN tag.
 #[inline(always)]
 fn is_plain(frame: &impl Frame, packet: &Packet) -> bool {
-    let has_tag = packet.header != ETHERNET_HEADER || frame.has_vlan_tag();
+    let has_tag = packet.header() != ETHERNET_HEADER || frame.has_vlan_tag();
     matches!(packet.fragment, Fragment::Whole) && packet.has_plain_header() && !has_tag
-}
-
-/// Returns traffic class and hop limit.
-#[inline(always)]
-fn class_and_hops(frame: &impl Frame, packet: &Packet) -> Option<(u8, u8)> {
-    match packet.version {
-        IpVersion::V4 => {
-            let [_, class, _, _, _, _, _, _, hops] = frame.load(packet.header)?;
-            Some((class, hops))
-        }
-        IpVersion::V6 => {
-            let [a, b, _, _, _, _, _, hops] = frame.load(packet.header)?;
-            Some((a << 4 | b >> 4, hops))
-        }
-    }
 }
 
 /// Returns the bytes of the packet, or of its longest segment if the kernel will cut it.
@@ -198,7 +183,7 @@ fn longest(frame: &impl Frame, packet: &Packet, is_connection: bool) -> Option<u
         return Some(ip_length(frame, packet));
     }
     let header = if is_connection { packet.tcp_header(frame)? } else { UDP_HEADER };
-    Some(packet.payload - packet.header + header + segment)
+    Some(packet.payload() - packet.header() + header + segment)
 }
 
 /// Does with a packet what the programs and the stack did with the last one. Returns `None` if the
@@ -239,7 +224,7 @@ fn store_v4(
     let ports = u64::from(flow.source.port.to_be()) << 32 | u64::from(flow.destination.port.to_be()) << 48;
     let second = u64::from(u32::from_le_bytes(destination)) | ports;
     let bytes = u128::from(first) | u128::from(second) << 64;
-    frame.store::<16>(packet.header + 8, &bytes.to_le_bytes())
+    frame.store::<16>(packet.header() + 8, &bytes.to_le_bytes())
 }
 
 /// Returns the difference that one hop makes to the checksum of an IPv4 header.
@@ -252,16 +237,16 @@ const fn difference_of_hops(packet: &Packet, hops: u8) -> Difference {
 #[inline(always)]
 fn store_v6(frame: &impl Frame, packet: &Packet, flow: &DirectFlow, hops: u8) -> Option<()> {
     store_hops_v6(frame, packet, hops - 1)?;
-    frame.store(packet.header + 8, &flow.source.addr.octets)?;
-    frame.store(packet.header + 24, &flow.destination.addr.octets)?;
+    frame.store(packet.header() + 8, &flow.source.addr.octets)?;
+    frame.store(packet.header() + 24, &flow.destination.addr.octets)?;
     let ports = u32::from(flow.source.port.to_be()) | u32::from(flow.destination.port.to_be()) << 16;
-    frame.store(packet.payload, &ports.to_le_bytes())
+    frame.store(packet.payload(), &ports.to_le_bytes())
 }
 
 /// Writes the hop limit. No checksum covers it, so a sum of the hardware changes with it.
 #[inline(always)]
 fn store_hops_v6(frame: &impl Frame, packet: &Packet, hops: u8) -> Option<()> {
-    frame.store(packet.header + 7, &[hops])?;
+    frame.store(packet.header() + 7, &[hops])?;
     frame.update_hardware_checksum(Difference::of_bytes([packet.proto, hops + 1], [packet.proto, hops]));
     Some(())
 }

@@ -1,10 +1,7 @@
 //! Whole flows on the direct path, from the first packet on: the programs ask the kernel for the
 //! route, and netfilter sees no packet.
 
-use super::{
-    Outcome, class_and_hops, count_drop, difference_of_hops, is_plain, longest, may_be_endpoint,
-    store_hops_v6,
-};
+use super::{Outcome, count_drop, difference_of_hops, is_plain, longest, may_be_endpoint, store_hops_v6};
 use crate::{
     Protocol,
     layout::{Counter, Direction, FlowKey, ProgramError, flow_state},
@@ -66,14 +63,14 @@ fn find_route<F: Frame, T: Tables>(
 ) -> Option<u8> {
     packet.read(frame)?;
     let protocol = Protocol::of_packet(packet.proto)?;
-    let (traffic_class, hops) = class_and_hops(frame, packet)?;
+    let Packet { traffic_class, hops, .. } = *packet;
     if hops <= 1 || !is_plain(frame, packet) || !tables.is_direct_link(frame.link()) {
         return None;
     }
     if !has_own_mark(frame, tables) {
         return None;
     }
-    let tuple = packet.tuple(packet.ports(frame)?);
+    let tuple = packet.tuple(packet.ports()?);
     let length = longest(frame, packet, protocol.is_connection_oriented())?.try_into().ok()?;
     let routed = RoutedPacket { version: packet.version, proto: packet.proto, traffic_class, length, tuple };
     (frame.find_route(&routed, route) && tables.is_direct_link(route.link)).then_some(hops)
@@ -92,7 +89,7 @@ fn count_hop(frame: &impl Frame, packet: &Packet, hops: u8) -> Option<()> {
     match packet.version {
         IpVersion::V4 => {
             let [a, b] = difference_of_hops(packet, hops).apply(packet.checksum);
-            frame.store(packet.header + 8, &[hops - 1, packet.proto, a, b])
+            frame.store(packet.header() + 8, &[hops - 1, packet.proto, a, b])
         }
         IpVersion::V6 => store_hops_v6(frame, packet, hops - 1),
     }

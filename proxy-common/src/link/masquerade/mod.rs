@@ -251,7 +251,7 @@ fn translate<F: Frame, T: Tables>(
     (key, flow): (&FlowKey, &Flow),
     hook: Direction,
 ) -> Outcome {
-    if let Fragment::First { .. } = packet.fragment {
+    if let Fragment::First = packet.fragment {
         fragment::record_first(tables, packet, hook, flow, 0);
     }
     finish(tables, rewrite::transport(frame, packet, protocol, key, flow))
