@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     kernel::{bpf::tc, foreign_filters::LinkFilter},
-    net::LinkPath,
+    net::{DirectScope, LinkPath},
 };
 
 /// The node ports, unless the API server's `--service-node-port-range` has others.
@@ -37,14 +37,18 @@ pub fn judge(evidence: &Evidence) -> LinkPath {
     }
 }
 
-/// Returns true if rules of others look at forwarded packets. Those on the direct path would not
-/// reach rules that count, limit or log.
-pub(super) fn has_rules(evidence: &Evidence) -> bool {
+/// Returns true if rules of others look at forwarded packets that the direct path keeps from them:
+/// rules that count, limit or log would see few packets. Chains of type `nat` see only the first
+/// packet of a connection, which goes through the stack unless whole flows take the direct path.
+pub(super) fn has_rules(evidence: &Evidence, scope: DirectScope) -> bool {
     evidence.tables.iter().any(|table| {
         let judge = TableJudge { table, evidence };
         table.chains.values().any(|chain| {
-            let is_of_node = |base: BaseChain| matches!(base.hook, Hook::Input | Hook::Output);
-            chain.base.is_some_and(|base| !is_of_node(base))
+            let is_passed_by = |base: BaseChain| {
+                matches!(base.hook, Hook::Input | Hook::Output)
+                    || base.is_nat && scope == DirectScope::Learned
+            };
+            chain.base.is_some_and(|base| !is_passed_by(base))
                 && chain.rules.iter().any(|rule| !judge.is_own_jump(rule))
         })
     })

@@ -132,7 +132,9 @@ async fn read_and_judge(launcher: Launcher, settings: Settings) -> Result<LinkPa
         }
         let evidence = read(&launcher, settings.own_marks)?;
         Ok(match judge(&evidence) {
-            LinkPath::Programs if settings.direct == DirectPath::IfNoRules && !has_rules(&evidence) => {
+            LinkPath::Programs
+                if settings.direct == DirectPath::IfNoRules && !has_rules(&evidence, settings.scope) =>
+            {
                 direct(settings.scope, &evidence.filters)
             }
             path => path,

@@ -15,7 +15,7 @@ use proxy_userspace::{
     dataplane::conntrack::{KernelTable, StaleUdpCleaner, StaleUdpDeletion},
     kernel::{
         KernelError,
-        conntrack::{self, UdpFilter, UdpFlow},
+        conntrack::{self, AddressPair, Connection, TrackedConnection, UdpFilter, UdpFlow},
     },
     model::{
         Dirty, Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedEndpoint, ResolvedPort,
@@ -320,6 +320,34 @@ fn tcp_connections_and_foreign_flows_stay() {
         stream.1.write_all(b"ping").expect("connected");
         stream.0.read_exact(&mut answer).expect("its other end");
         assert_eq!(&answer, b"ping");
+    }
+}
+
+#[test]
+fn conntrack_gives_the_port_of_a_connection_that_it_did_not_track_to_no_other() {
+    let scene = Scene::new();
+    scene.serve_in_rules(Some(0));
+    for family in IpFamily::ALL {
+        let Addresses { service, endpoints, any, .. } = places(family);
+        let endpoint = scene.socket(udp(endpoints[0]));
+        for is_tracked in [false, true] {
+            let client = scene.socket(SocketAddr::new(any, 0));
+            client.connect(SocketAddr::new(service, 53)).expect("routed to eth0");
+            let own = client.local_addr().expect("bound");
+            let original = AddressPair { source: own, destination: udp(endpoints[0]) };
+            let reply = AddressPair { source: udp(endpoints[0]), destination: own };
+            let tracked = TrackedConnection { protocol: Protocol::Udp, original, reply, is_dnat: false };
+            let lifetime = Duration::from_secs(600);
+            let connection = Connection::untracked(tracked, original, reply, lifetime, true, false);
+            if is_tracked {
+                let twice = [connection.clone(), connection];
+                scene.node.within(|| conntrack::track(family, &twice));
+            }
+            client.send(b"q").expect("nothing refuses it");
+            let received = || endpoint.recv_from(&mut [0; 8]).ok();
+            let (_, from) = Deadline::after(Duration::from_secs(5)).poll(received).expect("translated");
+            assert_eq!(from.port() != own.port(), is_tracked, "{family:?}: {from} for {own}");
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! they come in, before netfilter. Conntrack sees neither the address nor the port.
 
 use super::{
-    Notes, Outcome, count_drop, direct, finish, forward, fragment, malformed, may_be_endpoint,
+    Notes, Outcome, count_drop, direct, finish, forward, fragment, is_settling, malformed, may_be_endpoint,
     original::{
         ClientPacket,
         entries::{self, Replaces},
@@ -77,7 +77,8 @@ pub(super) fn original<F: Frame, T: Tables>(
 }
 
 /// Handles a packet of an endpoint that comes in for a source port of masqueraded flows. Returns
-/// `None` if it belongs to none of them.
+/// `None` if it belongs to none of them. While flows may be missing, a segment of a connection is
+/// dropped: the node would reset the connection.
 #[inline(never)]
 pub(super) fn reply<F: Frame, T: Tables>(
     frame: &F,
@@ -88,7 +89,10 @@ pub(super) fn reply<F: Frame, T: Tables>(
 ) -> Option<Outcome> {
     let (tcp, acknowledged) = packet.tcp_answer(frame, protocol)?;
     let key = FlowKey::new(Direction::MasqueradeReply, protocol, packet.tuple(ports));
-    let flow = tables.answered_flow(&key, tcp, acknowledged)?;
+    let Some(flow) = tables.answered_flow(&key, tcp, acknowledged) else {
+        let may_be_missing = protocol.is_connection_oriented() && is_settling(tables, tables.now_ns());
+        return may_be_missing.then_some(Outcome::Drop);
+    };
     if reply::forget_if_reused(tables, &key, &flow, tcp) {
         return None;
     }

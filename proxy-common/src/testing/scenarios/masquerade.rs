@@ -176,6 +176,18 @@ fn segment_of_an_unknown_connection_is_dropped(node: &mut TestNode<'_>) {
     forward(node, &fixture.next(), fixture.endpoint).is_dropped();
 }
 
+/// Without the program the node would reset the connection: it has no socket with this port.
+fn segment_to_a_source_port_is_dropped_while_flows_may_be_missing(node: &mut TestNode<'_>) {
+    let fixture = masqueraded(node, Tcp, PORTS);
+    let reply = fixture.reply().to(addr(node.ip.node, 20_000));
+    let outside = fixture.reply().to(addr(node.ip.node, PORTS.1 + 1));
+    node.ingress(&reply).becomes(&reply);
+    node.config.node.settling_until_ns = u64::MAX;
+    node.write_maps();
+    node.ingress(&reply).is_dropped();
+    node.ingress(&outside).becomes(&outside);
+}
+
 fn what_netfilter_masqueraded_keeps_its_source(node: &mut TestNode<'_>) {
     for protocol in PROTOCOLS {
         let fixture = masqueraded(node, protocol, PORTS);
@@ -272,6 +284,7 @@ super::scenarios! {
     port_that_netfilter_has_is_not_taken_and_its_replies_are_left_alone,
     endpoints_share_the_ports,
     segment_of_an_unknown_connection_is_dropped,
+    segment_to_a_source_port_is_dropped_while_flows_may_be_missing,
     what_netfilter_masqueraded_keeps_its_source,
     known_flows_go_on_when_netfilter_masquerades_again,
     only_packets_before_the_reply_have_the_mark,

@@ -87,6 +87,7 @@ impl Ebpf {
             Step::ForgetFlows { all } => self.forget_flows(*all)?,
             Step::ForgetSource(address) => self.forget_source(*address)?,
             Step::LeaveFlowsToConntrack => self.leave_flows(state),
+            Step::TrackFlows => self.track_flows()?,
             Step::HandFlowsToConntrack => self.hand_flows()?,
             Step::Attach => self.attach()?,
             Step::InstallRules => self.rules.as_mut().map_or(Ok(()), Rules::install)?,

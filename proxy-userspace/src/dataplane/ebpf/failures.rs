@@ -141,7 +141,9 @@ fn describe(step: &Step, state: &State) -> String {
         Step::ForgetSource(address) => format!("the flows with the source address {address}"),
         Step::ForgetFlows { .. } => "the flows that are out of date".into(),
         Step::LeaveFlowsToConntrack => "the UDP flows that conntrack translates".into(),
-        Step::HandFlowsToConntrack => "the flows on links, which conntrack takes over".into(),
+        Step::TrackFlows | Step::HandFlowsToConntrack => {
+            "the flows on links, which conntrack takes over".into()
+        }
         _ => "how local clients are recognized".into(),
     }
 }

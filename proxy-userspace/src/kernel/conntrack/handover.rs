@@ -165,6 +165,16 @@ pub fn hand_over_untracked(
     Ok(replacement.counts)
 }
 
+/// Makes conntrack know connections of a family that it may not track yet
+/// ([`Connection::untracked`]), in the calling thread's network namespace. It does not translate
+/// them. Entries that it has stay.
+///
+/// It then gives their addresses and ports to no connection that it translates.
+pub fn track(family: IpFamily, connections: &[Connection]) -> Result<(), KernelError> {
+    let mut replacement = Replacement::new(family)?;
+    connections.chunks(BATCH_SIZE).try_for_each(|batch| replacement.track(batch))
+}
+
 /// Finds the connections of a family and protocol for which `untranslated` returns client and VIP,
 /// in the calling thread's network namespace.
 pub fn find_connections(
@@ -342,6 +352,24 @@ impl Replacement {
             translator.release(connection);
         }
         replaced
+    }
+
+    /// Creates entries that translate nothing. The kernel refuses those that it has.
+    fn track(&mut self, connections: &[Connection]) -> Result<(), KernelError> {
+        let mut messages = MessageBuffer::default();
+        for connection in connections {
+            let AddressPair { source, destination } = connection.tracked.original;
+            let reply = AddressPair { source: destination, destination: source };
+            let untranslated = connection.tracked.original;
+            self.create(&Connection { untranslated, reply, ..connection.clone() }, &mut messages);
+        }
+        let refused = self.socket.send_batch(&messages).map_err(failed("track"))?;
+        tracing::debug!(
+            refused = refused.len(),
+            of = connections.len(),
+            "conntrack has these connections already"
+        );
+        Ok(())
     }
 
     fn replace(&mut self, mut remaining: Vec<&Connection>) -> Result<(), KernelError> {

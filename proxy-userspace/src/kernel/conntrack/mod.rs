@@ -18,7 +18,7 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 
 pub use self::handover::{
     Connection, HandoverCounts, TrackedConnection, Translator, find_connections, for_each_connection,
-    hand_over, hand_over_untracked, replace_entries, translates_connections,
+    hand_over, hand_over_untracked, replace_entries, track, translates_connections,
 };
 pub use self::liberal::LiberalConnections;
 use self::{

@@ -4,11 +4,13 @@ mod kernel;
 mod rules;
 
 use super::{
-    Evidence, drops_before_services, forward_drops, judge, nft_json,
+    Evidence, drops_before_services, forward_drops, judge,
+    judge::has_rules,
+    nft_json,
     ruleset::{Family, Source, Table},
     save,
 };
-use crate::net::LinkPath;
+use crate::net::{DirectScope, LinkPath};
 
 /// shunt's mark bits with the default settings.
 const OWN_MARKS: u32 = 0xc000;
@@ -90,6 +92,20 @@ fn every_ruleset_says_where_it_is_from_and_has_rules() {
         assert!(text.starts_with("# "), "{file}");
         assert!(tables(file, text).iter().any(|table| !table.chains.is_empty()), "{file}");
     }
+}
+
+#[test]
+fn rules_that_see_only_first_packets_leave_learned_flows_the_direct_path() {
+    let has = |rules: &str, scope| has_rules(&evidence(tables("case.save", rules)), scope);
+    let in_table = |table: &str, chain: &str, rule: &str| {
+        format!("# case\n*{table}\n:{chain} ACCEPT [0:0]\n-A {chain} {rule}\nCOMMIT\n")
+    };
+    let nat = in_table("nat", "POSTROUTING", "-s 10.244.0.0/16 ! -d 10.244.0.0/16 -j MASQUERADE");
+    let forward = in_table("filter", "FORWARD", "-s 10.244.0.0/16 -j ACCEPT");
+    let input = in_table("filter", "INPUT", "-p tcp --dport 22 -j ACCEPT");
+    let [learned, whole] = [DirectScope::Learned, DirectScope::Whole];
+    assert_eq!([&nat, &forward, &input].map(|rules| has(rules, learned)), [false, true, false]);
+    assert_eq!([&nat, &forward, &input].map(|rules| has(rules, whole)), [true, true, false]);
 }
 
 /// A CNI or a firewall that accepts its own pods is no fault of a node.

@@ -151,6 +151,9 @@ impl Planner<'_> {
     pub(super) fn leave_links_to_netfilter(&mut self) {
         let state = self.state;
         if state.new_flows != NewFlows::Leave as u16 {
+            if !state.links.is_empty() {
+                self.phases.attachments.push(Step::TrackFlows);
+            }
             self.phases.attachments.push(Step::SetNewFlows(NewFlows::Leave));
         }
         if !state.links.is_empty() {

@@ -76,6 +76,7 @@ impl State {
             | Step::ForgetFlows { .. }
             | Step::ForgetSource(_)
             | Step::LeaveFlowsToConntrack
+            | Step::TrackFlows
             | Step::HandFlowsToConntrack => {}
         }
     }

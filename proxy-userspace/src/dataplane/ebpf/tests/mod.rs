@@ -191,7 +191,11 @@ proptest! {
                 Step::LeaveLink(_) => {
                     prop_assert!(leaves && earlier.contains(&Step::HandFlowsToConntrack));
                 }
-                Step::HandFlowsToConntrack => prop_assert!(leaves),
+                Step::HandFlowsToConntrack => {
+                    prop_assert!(leaves && earlier.contains(&Step::TrackFlows));
+                }
+                // Netfilter gives new flows no addresses that it does not know to be in use.
+                Step::TrackFlows => prop_assert!(!leaves),
                 Step::ForgetFlows { all } => {
                     // What netfilter began meanwhile may have the addresses of a flow that ended.
                     prop_assert_eq!(*all, state.links.is_empty() && is_netfilter(&before));

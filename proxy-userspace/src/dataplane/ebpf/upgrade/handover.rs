@@ -45,6 +45,7 @@ pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
     let mut counts = HandoverCounts::default();
     let Some(pins) = PinDir::existing(pin_dir)? else { return Ok(counts) };
     let Some((layout, STATE_LAYOUT_VERSION)) = maps::pinned_layouts(pins.path()) else { return Ok(counts) };
+    track_flows(&pins)?;
     if layout == LAYOUT_VERSION {
         leave_new_flows(&pins)?;
     }
@@ -76,6 +77,14 @@ pub(crate) fn hand_flows(pins: &PinDir) -> Result<HandoverCounts, KernelError> {
         counts += conntrack::hand_over_untracked(family, &untracked, &mut flows)?;
     }
     Ok(counts)
+}
+
+/// Makes conntrack know the flows that the programs translate, as it sees their packets. Otherwise
+/// it could translate a new connection to the addresses and ports of one of them: a client may use
+/// one port for several VIPs, which may have the same endpoint.
+pub(crate) fn track_flows(pins: &PinDir) -> Result<(), KernelError> {
+    let flows = Flows::open(pins)?;
+    IpFamily::ALL.into_iter().try_for_each(|family| conntrack::track(family, &flows.untracked(family)))
 }
 
 /// The maps of flows, in the order in which programs look for a flow.
@@ -188,7 +197,7 @@ impl Flows {
         })
     }
 
-    /// Returns the flows of a family that the programs still translate.
+    /// Returns the flows of a family that the programs translate. Conntrack may have some of them.
     fn untracked(&self, family: IpFamily) -> Vec<Connection> {
         let now = clock::monotonic().unwrap_or(Duration::ZERO);
         let entries = self.assured.iter().chain(self.unassured.iter());

@@ -166,6 +166,14 @@ impl Ebpf {
         }
     }
 
+    /// Makes conntrack know the flows of the link programs.
+    pub(crate) fn track_flows(&self) -> Result<(), KernelError> {
+        match handover::track_flows(&self.pins) {
+            Err(KernelError::NoConntrackNetlink(_)) => Ok(()),
+            tracked => tracked,
+        }
+    }
+
     /// Hands the flows of the link programs over to conntrack.
     pub(crate) fn hand_flows(&self) -> Result<(), KernelError> {
         let HandoverCounts { connections, lost } = handover::hand_flows(&self.pins)?;
