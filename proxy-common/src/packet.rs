@@ -191,6 +191,10 @@ pub fn ip_header(frame: &impl Frame, mut ethertype: u16, mut offset: u32) -> Opt
     }
 }
 
+/// All bits of an offset. The headers of a packet are shorter, and the verifier of kernel 5.10 wants
+/// to see that where the offset is used.
+const OFFSETS: u16 = 0x3fff;
+
 /// The maximum number of IPv6 extension headers that are skipped.
 const EXTENSION_HEADERS: usize = 6;
 
@@ -316,13 +320,13 @@ impl Packet {
     /// Returns the offset of the IP header.
     #[inline(always)]
     pub const fn header(&self) -> u32 {
-        self.header as u32
+        (self.header & OFFSETS) as u32
     }
 
     /// Returns the offset of the payload, after options and extension headers.
     #[inline(always)]
     pub const fn payload(&self) -> u32 {
-        self.payload as u32
+        (self.payload & OFFSETS) as u32
     }
 
     /// Returns source and destination port, in host byte order.

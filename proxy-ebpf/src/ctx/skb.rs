@@ -46,7 +46,7 @@ pub const DROP: i32 = 2;
 pub const REDIRECT: i32 = 7;
 
 /// The largest offset at which bytes are read without a helper. The verifier wants a limit.
-const MAX_LINEAR: u32 = 0x3fff;
+const MAX_LINEAR: u32 = 0x7fff;
 
 /// Bytes for which loads and stores of whole words are allowed.
 #[repr(C, align(8))]

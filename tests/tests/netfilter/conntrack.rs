@@ -352,6 +352,31 @@ fn conntrack_gives_the_port_of_a_connection_that_it_did_not_track_to_no_other() 
 }
 
 #[test]
+fn conntrack_has_the_source_of_a_connection_that_another_masquerades() {
+    let scene = Scene::new();
+    for family in IpFamily::ALL {
+        let Addresses { service, strangers, endpoints, .. } = places(family);
+        let [client, node] = [SocketAddr::new(strangers, 40_000), SocketAddr::new(service, 20_000)];
+        let pair = |source, destination| AddressPair { source, destination };
+        let [original, reply] = [pair(client, udp(endpoints[0])), pair(udp(endpoints[0]), node)];
+        let tracked = TrackedConnection { protocol: Protocol::Tcp, original, reply, is_dnat: false };
+        let lifetime = Duration::from_secs(600);
+        let connection = Connection::untracked(tracked, original, reply, lifetime, true, false);
+        let mut originals = Vec::new();
+        scene.node.within(|| {
+            conntrack::track(family, &[connection])?;
+            conntrack::for_each_connection(family, Protocol::Tcp, &mut |connection| {
+                originals.push(connection.tracked.original);
+            })
+        });
+        originals.sort_unstable_by_key(|pair| pair.source);
+        let mut expected = [original, reply];
+        expected.sort_unstable_by_key(|pair| pair.source);
+        assert_eq!(originals, expected);
+    }
+}
+
+#[test]
 fn flows_to_a_departed_endpoint_are_deleted_in_every_zone() {
     const SENDERS: usize = 300;
     let mut scene = Scene::new();

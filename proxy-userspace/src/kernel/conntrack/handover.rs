@@ -34,6 +34,10 @@ const BATCH_SIZE: usize = 32;
 /// A packet that was not held back may have created a conflicting entry, which is then deleted.
 const MAX_ATTEMPTS: usize = 4;
 
+/// How long the source of a masqueraded connection is reserved, in seconds. Until then its entry
+/// takes the place of this one.
+const RESERVED_SECONDS: u32 = 300;
+
 /// `enum tcp_conntrack`.
 pub(super) const TCP_CONNTRACK_SYN_SENT: u8 = 1;
 const TCP_CONNTRACK_SYN_RECV: u8 = 2;
@@ -169,7 +173,8 @@ pub fn hand_over_untracked(
 /// ([`Connection::untracked`]), in the calling thread's network namespace. It does not translate
 /// them. Entries that it has stay.
 ///
-/// It then gives their addresses and ports to no connection that it translates.
+/// It then gives their addresses and ports to no connection that it translates, nor those with
+/// which something else masquerades them.
 pub fn track(family: IpFamily, connections: &[Connection]) -> Result<(), KernelError> {
     let mut replacement = Replacement::new(family)?;
     connections.chunks(BATCH_SIZE).try_for_each(|batch| replacement.track(batch))
@@ -247,6 +252,12 @@ impl Connection {
             began: None,
         };
         Self { untranslated, reply, tracked, state }
+    }
+
+    /// Returns an entry with these addresses that translates nothing.
+    fn untranslated_entry(&self, original: AddressPair) -> Self {
+        let reply = AddressPair { source: original.destination, destination: original.source };
+        Self { untranslated: original, reply, ..self.clone() }
     }
 
     /// Returns true for a TCP connection that is not established yet.
@@ -358,17 +369,15 @@ impl Replacement {
     fn track(&mut self, connections: &[Connection]) -> Result<(), KernelError> {
         let mut messages = MessageBuffer::default();
         for connection in connections {
-            let AddressPair { source, destination } = connection.tracked.original;
-            let reply = AddressPair { source: destination, destination: source };
-            let untranslated = connection.tracked.original;
-            self.create(&Connection { untranslated, reply, ..connection.clone() }, &mut messages);
+            self.create(&connection.untranslated_entry(connection.tracked.original), &mut messages);
+            if connection.reply.destination != connection.tracked.original.source {
+                let mut reserved = connection.untranslated_entry(connection.reply);
+                reserved.state.timeout = Some(RESERVED_SECONDS);
+                self.create(&reserved, &mut messages);
+            }
         }
-        let refused = self.socket.send_batch(&messages).map_err(failed("track"))?;
-        tracing::debug!(
-            refused = refused.len(),
-            of = connections.len(),
-            "conntrack has these connections already"
-        );
+        let refused = self.socket.send_batch(&messages).map_err(failed("track"))?.len();
+        tracing::debug!(refused, of = connections.len(), "conntrack has entries for connections already");
         Ok(())
     }
 

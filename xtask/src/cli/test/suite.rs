@@ -285,10 +285,6 @@ fn packets() -> Result<Vec<Step>> {
         ("conformance masquerade", steps::conformance(&masquerade)),
         ("restarts", world_program("restarts", "ebpf")),
         ("churn", world_program("churn", "ebpf")),
-        (
-            "churn direct",
-            world_program("churn", "ebpf").args(["--direct", "--only-switches", "--switches", "1"]),
-        ),
         ("soak", steps::soak(0, None)),
         ("conformance nftables", steps::conformance(&of_netfilter("nftables"))),
         ("conformance iptables", steps::conformance(&of_netfilter("iptables"))),
