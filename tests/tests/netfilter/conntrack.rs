@@ -337,7 +337,7 @@ fn conntrack_gives_the_port_of_a_connection_that_it_did_not_track_to_no_other() 
             let original = AddressPair { source: own, destination: udp(endpoints[0]) };
             let reply = AddressPair { source: udp(endpoints[0]), destination: own };
             let tracked = TrackedConnection { protocol: Protocol::Udp, original, reply, is_dnat: false };
-            let lifetime = Duration::from_secs(600);
+            let lifetime = Duration::from_mins(10);
             let connection = Connection::untracked(tracked, original, reply, lifetime, true, false);
             if is_tracked {
                 let twice = [connection.clone(), connection];
@@ -360,7 +360,7 @@ fn conntrack_has_the_source_of_a_connection_that_another_masquerades() {
         let pair = |source, destination| AddressPair { source, destination };
         let [original, reply] = [pair(client, udp(endpoints[0])), pair(udp(endpoints[0]), node)];
         let tracked = TrackedConnection { protocol: Protocol::Tcp, original, reply, is_dnat: false };
-        let lifetime = Duration::from_secs(600);
+        let lifetime = Duration::from_mins(10);
         let connection = Connection::untracked(tracked, original, reply, lifetime, true, false);
         let mut originals = Vec::new();
         scene.node.within(|| {
