@@ -191,8 +191,8 @@ pub fn ip_header(frame: &impl Frame, mut ethertype: u16, mut offset: u32) -> Opt
     }
 }
 
-/// All bits of an offset. The headers of a packet are shorter, and the verifier of kernel 5.10 wants
-/// to see that where the offset is used.
+/// The mask of an offset, which is larger than any header. With it, the verifier of kernel 5.10
+/// knows the limit of an offset.
 const OFFSETS: u16 = 0x3fff;
 
 /// The maximum number of IPv6 extension headers that are skipped.

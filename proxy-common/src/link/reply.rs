@@ -98,7 +98,7 @@ fn translate<F: Frame, T: Tables>(
     protocol: Protocol,
     (key, flow): (&FlowKey, &Flow),
 ) -> Outcome {
-    if let Fragment::First = packet.fragment {
+    if packet.fragment == Fragment::First {
         fragment::record_first(tables, packet, Direction::Reply, flow, 0);
     }
     let event = ServiceEvent::ToClient(ip_length(frame, packet));

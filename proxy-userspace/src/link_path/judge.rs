@@ -37,9 +37,9 @@ pub fn judge(evidence: &Evidence) -> LinkPath {
     }
 }
 
-/// Returns true if rules of others look at forwarded packets that the direct path keeps from them:
-/// rules that count, limit or log would see few packets. Chains of type `nat` see only the first
-/// packet of a connection, which goes through the stack unless whole flows take the direct path.
+/// Returns true if rules of others look at forwarded packets. On the direct path, rules that count,
+/// limit or log see few packets. Chains of type `nat` see only the first packet of a connection. It
+/// goes through the stack, except with whole flows.
 pub(super) fn has_rules(evidence: &Evidence, scope: DirectScope) -> bool {
     evidence.tables.iter().any(|table| {
         let judge = TableJudge { table, evidence };

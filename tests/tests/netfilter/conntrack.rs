@@ -186,6 +186,12 @@ fn dnat(protocol: &str, from: SocketAddr, to: SocketAddr) -> String {
     format!("{family} daddr {} {protocol} dport {} dnat {family} to {to}", from.ip(), from.port())
 }
 
+/// Returns an assured connection that conntrack does not track.
+fn untracked(protocol: Protocol, original: AddressPair, reply: AddressPair) -> Connection {
+    let tracked = TrackedConnection { protocol, original, reply, is_dnat: false };
+    Connection::untracked(tracked, original, reply, Duration::from_mins(10), true, false)
+}
+
 fn flows(filter: UdpFilter) -> Result<Vec<UdpFlow>, KernelError> {
     let mut flows = Vec::new();
     conntrack::for_each_udp(filter, &mut |flow| flows.push(*flow))?;
@@ -324,7 +330,7 @@ fn tcp_connections_and_foreign_flows_stay() {
 }
 
 #[test]
-fn conntrack_gives_the_port_of_a_connection_that_it_did_not_track_to_no_other() {
+fn no_other_connection_gets_the_port_of_a_connection_that_was_added() {
     let scene = Scene::new();
     scene.serve_in_rules(Some(0));
     for family in IpFamily::ALL {
@@ -334,12 +340,9 @@ fn conntrack_gives_the_port_of_a_connection_that_it_did_not_track_to_no_other() 
             let client = scene.socket(SocketAddr::new(any, 0));
             client.connect(SocketAddr::new(service, 53)).expect("routed to eth0");
             let own = client.local_addr().expect("bound");
-            let original = AddressPair { source: own, destination: udp(endpoints[0]) };
-            let reply = AddressPair { source: udp(endpoints[0]), destination: own };
-            let tracked = TrackedConnection { protocol: Protocol::Udp, original, reply, is_dnat: false };
-            let lifetime = Duration::from_mins(10);
-            let connection = Connection::untracked(tracked, original, reply, lifetime, true, false);
             if is_tracked {
+                let original = AddressPair { source: own, destination: udp(endpoints[0]) };
+                let connection = untracked(Protocol::Udp, original, original.swapped());
                 let twice = [connection.clone(), connection];
                 scene.node.within(|| conntrack::track(family, &twice));
             }
@@ -352,19 +355,16 @@ fn conntrack_gives_the_port_of_a_connection_that_it_did_not_track_to_no_other() 
 }
 
 #[test]
-fn conntrack_has_the_source_of_a_connection_that_another_masquerades() {
+fn source_of_a_masqueraded_connection_is_reserved() {
     let scene = Scene::new();
     for family in IpFamily::ALL {
         let Addresses { service, strangers, endpoints, .. } = places(family);
         let [client, node] = [SocketAddr::new(strangers, 40_000), SocketAddr::new(service, 20_000)];
         let pair = |source, destination| AddressPair { source, destination };
         let [original, reply] = [pair(client, udp(endpoints[0])), pair(udp(endpoints[0]), node)];
-        let tracked = TrackedConnection { protocol: Protocol::Tcp, original, reply, is_dnat: false };
-        let lifetime = Duration::from_mins(10);
-        let connection = Connection::untracked(tracked, original, reply, lifetime, true, false);
         let mut originals = Vec::new();
         scene.node.within(|| {
-            conntrack::track(family, &[connection])?;
+            conntrack::track(family, &[untracked(Protocol::Tcp, original, reply)])?;
             conntrack::for_each_connection(family, Protocol::Tcp, &mut |connection| {
                 originals.push(connection.tracked.original);
             })

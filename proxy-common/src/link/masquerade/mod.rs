@@ -255,7 +255,7 @@ fn translate<F: Frame, T: Tables>(
     (key, flow): (&FlowKey, &Flow),
     hook: Direction,
 ) -> Outcome {
-    if let Fragment::First = packet.fragment {
+    if packet.fragment == Fragment::First {
         fragment::record_first(tables, packet, hook, flow, 0);
     }
     finish(tables, rewrite::transport(frame, packet, protocol, key, flow))

@@ -147,7 +147,7 @@ fn translate<F: Frame, T: Tables>(
             if masquerade::ask(frame, packet, node, flow) { 0 } else { node.masquerade_mark }
         })
     };
-    if let Fragment::First = packet.fragment {
+    if packet.fragment == Fragment::First {
         fragment::record_first(tables, packet, Direction::Original, flow, mark);
     }
     let event = ServiceEvent::ToEndpoint(ip_length(frame, packet));

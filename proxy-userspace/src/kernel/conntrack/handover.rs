@@ -34,8 +34,8 @@ const BATCH_SIZE: usize = 32;
 /// A packet that was not held back may have created a conflicting entry, which is then deleted.
 const MAX_ATTEMPTS: usize = 4;
 
-/// How long the source of a masqueraded connection is reserved, in seconds. Until then its entry
-/// takes the place of this one.
+/// How long the source of a masqueraded connection is reserved, in seconds. The handover replaces
+/// the entry that reserves it.
 const RESERVED_SECONDS: u32 = 300;
 
 /// `enum tcp_conntrack`.
@@ -169,12 +169,12 @@ pub fn hand_over_untracked(
     Ok(replacement.counts)
 }
 
-/// Makes conntrack know connections of a family that it may not track yet
-/// ([`Connection::untracked`]), in the calling thread's network namespace. It does not translate
-/// them. Entries that it has stay.
+/// Adds entries to conntrack for connections of a family that it may not track yet
+/// ([`Connection::untracked`]), in the calling thread's network namespace. The entries translate
+/// nothing. Existing entries stay.
 ///
-/// It then gives their addresses and ports to no connection that it translates, nor those with
-/// which something else masquerades them.
+/// Conntrack then gives no other connection the addresses and ports of these connections. If
+/// something else masquerades a connection, the source that it chose is reserved too.
 pub fn track(family: IpFamily, connections: &[Connection]) -> Result<(), KernelError> {
     let mut replacement = Replacement::new(family)?;
     connections.chunks(BATCH_SIZE).try_for_each(|batch| replacement.track(batch))
@@ -224,7 +224,7 @@ pub fn translates_connections() -> Result<bool, KernelError> {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             for_each_connection(family, protocol, &mut |connection| {
                 let TrackedConnection { original, reply, .. } = connection.tracked;
-                translates |= (reply.source, reply.destination) != (original.destination, original.source);
+                translates |= reply != original.swapped();
             })?;
         }
     }
@@ -256,8 +256,7 @@ impl Connection {
 
     /// Returns an entry with these addresses that translates nothing.
     fn untranslated_entry(&self, original: AddressPair) -> Self {
-        let reply = AddressPair { source: original.destination, destination: original.source };
-        Self { untranslated: original, reply, ..self.clone() }
+        Self { untranslated: original, reply: original.swapped(), ..self.clone() }
     }
 
     /// Returns true for a TCP connection that is not established yet.
@@ -434,8 +433,7 @@ impl Replacement {
     /// the message's sequence number.
     fn create(&self, connection: &Connection, to: &mut MessageBuffer) -> u32 {
         let Connection { untranslated, reply: to_node, tracked, state } = connection;
-        let AddressPair { source, destination } = *untranslated;
-        let reply = AddressPair { source: destination, destination: source };
+        let reply = untranslated.swapped();
         let sequence = self.socket.next_sequence();
         let flags = NLM_F_CREATE | NLM_F_EXCL | NLM_F_ACK;
         to.message(conntrack_type(IPCTNL_MSG_CT_NEW), flags, sequence, header(self.family), |to| {

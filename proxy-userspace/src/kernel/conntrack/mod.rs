@@ -64,6 +64,13 @@ pub struct AddressPair {
     pub destination: SocketAddr,
 }
 
+impl AddressPair {
+    /// Returns the pair of the opposite direction.
+    pub const fn swapped(self) -> Self {
+        Self { source: self.destination, destination: self.source }
+    }
+}
+
 /// Reads an answer with all readers, for fuzz targets. A deletion must name the entry.
 #[cfg(feature = "fuzzing")]
 pub(super) fn read_any(answer: Attributes<'_>) {

@@ -188,7 +188,7 @@ pub enum Step {
     /// established yet. The link programs pass their packets. Other TCP connections need no step:
     /// the programs pass segments of connections that they do not know.
     LeaveFlowsToConntrack,
-    /// Make conntrack know the flows that the link programs translate.
+    /// Add entries to conntrack for the flows that the link programs translate.
     TrackFlows,
     /// Hand the flows that the link programs translate over to conntrack.
     HandFlowsToConntrack,

@@ -79,12 +79,16 @@ pub(crate) fn hand_flows(pins: &PinDir) -> Result<HandoverCounts, KernelError> {
     Ok(counts)
 }
 
-/// Makes conntrack know the flows that the programs translate, as it sees their packets. Otherwise
-/// it could translate a new connection to the addresses and ports of one of them: a client may use
-/// one port for several VIPs, which may have the same endpoint.
+/// Adds entries to conntrack for the flows that the programs translate. Otherwise conntrack could
+/// give a new connection the addresses and ports of such a flow: a client may use one port for
+/// several VIPs, and these may have the same endpoint. Does nothing if conntrack cannot be written.
 pub(crate) fn track_flows(pins: &PinDir) -> Result<(), KernelError> {
     let flows = Flows::open(pins)?;
-    IpFamily::ALL.into_iter().try_for_each(|family| conntrack::track(family, &flows.untracked(family)))
+    let track = |family| conntrack::track(family, &flows.untracked(family));
+    match IpFamily::ALL.into_iter().try_for_each(track) {
+        Err(KernelError::NoConntrackNetlink(_)) => Ok(()),
+        tracked => tracked,
+    }
 }
 
 /// The maps of flows, in the order in which programs look for a flow.
@@ -395,9 +399,7 @@ impl Translator for Flows {
     /// A flow that ended is not handed over: if another connection with the same addresses began
     /// since, conntrack would lose that one. Nor are the flows of a flood.
     fn untranslated(&mut self, tracked: &TrackedConnection) -> Option<AddressPair> {
-        let AddressPair { source, destination } = tracked.original;
-        let reply = AddressPair { source: destination, destination: source };
-        let flow = self.flow(&key(Direction::Reply, tracked.protocol, reply))?;
+        let flow = self.flow(&key(Direction::Reply, tracked.protocol, tracked.original.swapped()))?;
         let now = clock::monotonic().unwrap_or(Duration::ZERO);
         if stays_behind(&flow, tracked.protocol, now, now.saturating_sub(self.opened)) {
             return None;

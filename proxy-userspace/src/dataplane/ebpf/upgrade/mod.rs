@@ -166,12 +166,9 @@ impl Ebpf {
         }
     }
 
-    /// Makes conntrack know the flows of the link programs.
+    /// Adds entries to conntrack for the flows of the link programs.
     pub(crate) fn track_flows(&self) -> Result<(), KernelError> {
-        match handover::track_flows(&self.pins) {
-            Err(KernelError::NoConntrackNetlink(_)) => Ok(()),
-            tracked => tracked,
-        }
+        handover::track_flows(&self.pins)
     }
 
     /// Hands the flows of the link programs over to conntrack.
