@@ -80,11 +80,14 @@ impl Load {
                     }
                 }
                 Err(failure) if is_unanswered_datagram(stream, &failure) => {
-                    self.count(|report| report.unanswered += 1);
-                    if self.report.borrow().unanswered <= MAX_DESCRIBED_DATAGRAMS {
-                        let from = from_port(connection);
-                        self.describe(stream, &format!("exchange {used}{from} is not answered"));
-                    }
+                    let from = from_port(connection);
+                    let what = self.describe(stream, &format!("exchange {used}{from} is not answered"));
+                    self.count(|report| {
+                        report.unanswered += 1;
+                        if report.unanswered <= MAX_DESCRIBED_DATAGRAMS {
+                            report.unanswered_datagrams.push(what);
+                        }
+                    });
                 }
                 Err(failure) => {
                     let during = format!("exchange {used}{}", from_port(connection));
@@ -95,7 +98,7 @@ impl Load {
         if first.is_none() {
             self.count(|report| report.lost += 1);
             let from = from_port(connection);
-            self.describe(stream, &format!("no datagram of the conversation{from} was answered"));
+            self.add_failure(stream, &format!("no datagram of the conversation{from} was answered"));
         }
     }
 
@@ -103,13 +106,13 @@ impl Load {
     fn is_consistent(&self, stream: &ConnectRequest, first: &Answer, now: &Answer) -> bool {
         if now.peer != now.destination {
             self.count(|report| report.wrong_peer += 1);
-            self.describe(stream, &format!("the peer is {}", now.peer));
+            self.add_failure(stream, &format!("the peer is {}", now.peer));
             return false;
         }
         if now != first {
             self.count(|report| report.moved += 1);
             let Answer { host, client, .. } = first;
-            self.describe(stream, &format!("{host} saw {client}, then {} saw {}", now.host, now.client));
+            self.add_failure(stream, &format!("{host} saw {client}, then {} saw {}", now.host, now.client));
             return false;
         }
         true
@@ -121,19 +124,25 @@ impl Load {
             _ if stream.repeats == usize::MAX => report.broken += 1,
             _ => report.lost += 1,
         });
-        self.describe(stream, &format!("{during}: {failure}"));
+        self.add_failure(stream, &format!("{during}: {failure}"));
     }
 
     fn count(&self, change: impl FnOnce(&mut LoadReport)) {
         change(&mut self.report.borrow_mut());
     }
 
-    fn describe(&self, stream: &ConnectRequest, what: &str) {
-        let mut report = self.report.borrow_mut();
-        if report.failures.len() < MAX_DESCRIBED {
-            let at = self.started.elapsed().as_secs_f32();
-            report.failures.push(format!("{at:.2} s: {} to {}: {what}", stream.protocol, stream.to));
-        }
+    fn add_failure(&self, stream: &ConnectRequest, what: &str) {
+        let what = self.describe(stream, what);
+        self.count(|report| {
+            if report.failures.len() < MAX_DESCRIBED {
+                report.failures.push(what);
+            }
+        });
+    }
+
+    fn describe(&self, stream: &ConnectRequest, what: &str) -> String {
+        let at = self.started.elapsed().as_secs_f32();
+        format!("{at:.2} s: {} to {}: {what}", stream.protocol, stream.to)
     }
 }
 

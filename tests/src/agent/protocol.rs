@@ -128,6 +128,8 @@ pub struct LoadReport {
     pub wrong_peer: usize,
     /// Descriptions of the first failures, with the time since the load began.
     pub failures: Vec<String>,
+    /// The same of the first datagrams without answer.
+    pub unanswered_datagrams: Vec<String>,
 }
 
 /// The order of attempts.

@@ -185,12 +185,13 @@ pub(crate) fn check_report(
     );
     let wrong_peers = wrong_peer.saturating_sub(max_wrong_peers);
     let has_failed = refused + lost + broken + moved + wrong_peers > 0;
-    for failure in &report.failures {
+    for failure in report.failures.iter().chain(&report.unanswered_datagrams) {
         println!("        {failure}");
     }
     let mut failures = if has_failed { report.failures.clone() } else { Vec::new() };
     if *unanswered > max_unanswered {
         failures.push(format!("{unanswered} datagrams are unanswered, {max_unanswered} may be"));
+        failures.extend_from_slice(&report.unanswered_datagrams);
     }
     Check::new(name, failures)
 }

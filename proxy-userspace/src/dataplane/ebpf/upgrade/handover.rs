@@ -231,10 +231,8 @@ impl Flows {
             return None;
         }
         let original = pair(flow.tuple());
-        let mut reply = pair(flow.tuple().swapped());
-        if let Some(source) = self.source(protocol, original) {
-            reply.destination = source;
-        }
+        let source = source_at_endpoint(flow, original.source, self.source(protocol, original))?;
+        let reply = AddressPair { source: original.destination, destination: source };
         let expires_after = flow.lifetime(protocol).saturating_sub(silence);
         let tracked = TrackedConnection { protocol, original, reply, is_dnat: false };
         let is_closed = protocol.is_connection_oriented() && flow.is_closed();
@@ -345,6 +343,19 @@ pub(crate) fn has_source(address: Addr, key: &FlowKey, flow: &Flow) -> bool {
         Some(Direction::MasqueradeReply) => key.destination.addr == address,
         _ => false,
     }
+}
+
+/// Returns the source that the endpoint of a flow sees: that with which the programs masquerade it,
+/// or its client. Returns `None` if netfilter masquerades the flow: only conntrack knows the source.
+/// If conntrack has forgotten it, the flow has ended. An entry without the source would let a new
+/// flow of the same client port reach the endpoint without being masqueraded.
+fn source_at_endpoint(
+    flow: &Flow,
+    client: SocketAddr,
+    of_programs: Option<SocketAddr>,
+) -> Option<SocketAddr> {
+    let is_masqueraded = flow.state & flow_state::MASQUERADE != 0;
+    of_programs.or_else(|| (!is_masqueraded).then_some(client))
 }
 
 /// Returns true if no packet of a flow goes through the stack.
@@ -481,6 +492,16 @@ mod tests {
         assert_eq!(last_packet(NOW, LIFETIME, left, None), clock::nanos(Duration::from_secs(971)));
         let answered = Flow { used_ns: clock::nanos(NOW), ..Flow::NONE };
         assert_eq!(last_packet(NOW, LIFETIME, left, Some(&answered)), clock::nanos(NOW));
+    }
+
+    #[test]
+    fn flow_that_netfilter_masquerades_gets_no_entry_without_its_source() {
+        let client = SocketAddr::from(([192, 0, 2, 1], 40_000));
+        let node = SocketAddr::from(([192, 0, 2, 9], 20_000));
+        let masqueraded = Flow { state: flow_state::MASQUERADE, ..Flow::NONE };
+        assert_eq!(source_at_endpoint(&masqueraded, client, None), None);
+        assert_eq!(source_at_endpoint(&masqueraded, client, Some(node)), Some(node));
+        assert_eq!(source_at_endpoint(&Flow::NONE, client, None), Some(client));
     }
 
     #[test]
