@@ -345,17 +345,24 @@ pub(crate) fn has_source(address: Addr, key: &FlowKey, flow: &Flow) -> bool {
     }
 }
 
-/// Returns the source that the endpoint of a flow sees: that with which the programs masquerade it,
-/// or its client. Returns `None` if netfilter masquerades the flow: only conntrack knows the source.
-/// If conntrack has forgotten it, the flow has ended. An entry without the source would let a new
-/// flow of the same client port reach the endpoint without being masqueraded.
+/// Returns true if the programs or netfilter masquerade a flow.
+const fn is_masqueraded(flow: &Flow) -> bool {
+    flow.state & flow_state::MASQUERADE != 0
+}
+
+/// Returns the source that the endpoint of a flow sees. `of_programs` is the source with which the
+/// programs masquerade flows with this client and endpoint. It may be that of an earlier flow: the
+/// client may have used its port for another VIP.
+///
+/// Returns `None` if netfilter masquerades the flow: only conntrack knows the source. If conntrack
+/// has forgotten it, the flow has ended. An entry without the source would let a new flow of the
+/// same client port reach the endpoint without being masqueraded.
 fn source_at_endpoint(
     flow: &Flow,
     client: SocketAddr,
     of_programs: Option<SocketAddr>,
 ) -> Option<SocketAddr> {
-    let is_masqueraded = flow.state & flow_state::MASQUERADE != 0;
-    of_programs.or_else(|| (!is_masqueraded).then_some(client))
+    if is_masqueraded(flow) { of_programs } else { Some(client) }
 }
 
 /// Returns true if no packet of a flow goes through the stack.
@@ -420,7 +427,8 @@ impl Translator for Flows {
 
     /// Conntrack sees packets before the programs masquerade them.
     fn masqueraded_source(&mut self, tracked: &TrackedConnection) -> Option<SocketAddr> {
-        self.source(tracked.protocol, tracked.original)
+        let flow = self.flow(&key(Direction::Reply, tracked.protocol, tracked.original.swapped()))?;
+        self.source(tracked.protocol, tracked.original).filter(|_| is_masqueraded(&flow))
     }
 
     /// A flow that expired meanwhile may have been left to netfilter with its next datagram.
@@ -495,13 +503,15 @@ mod tests {
     }
 
     #[test]
-    fn flow_that_netfilter_masquerades_gets_no_entry_without_its_source() {
+    fn flow_gets_the_source_that_its_endpoint_sees_or_no_entry() {
         let client = SocketAddr::from(([192, 0, 2, 1], 40_000));
         let node = SocketAddr::from(([192, 0, 2, 9], 20_000));
         let masqueraded = Flow { state: flow_state::MASQUERADE, ..Flow::NONE };
         assert_eq!(source_at_endpoint(&masqueraded, client, None), None);
         assert_eq!(source_at_endpoint(&masqueraded, client, Some(node)), Some(node));
-        assert_eq!(source_at_endpoint(&Flow::NONE, client, None), Some(client));
+        for of_earlier_flow in [None, Some(node)] {
+            assert_eq!(source_at_endpoint(&Flow::NONE, client, of_earlier_flow), Some(client));
+        }
     }
 
     #[test]
