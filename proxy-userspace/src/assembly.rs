@@ -23,7 +23,8 @@ pub fn ebpf(config: &Config, launcher: &Launcher) -> EbpfSettings {
         map_sizes: ebpf.map_sizes,
         link_attachment: LinkAttachment::Probe,
         marks: marks(ebpf.masquerade_mark),
-        netfilter_masquerades: config.model.masquerade_ports.is_none(),
+        netfilter_masquerades: config.model.masquerade_ports.is_none()
+            || config.model.masquerades_with_direct_path,
         netfilter: Some(launcher.clone()),
         log: ebpf.log,
     }

@@ -68,7 +68,7 @@ setting! {
 setting! {
     /// What masquerades packets that come in on links, in the ebpf mode.
     LinksMasquerade {
-        /// The programs on the direct path, otherwise netfilter.
+        /// The programs on a node with the direct path, otherwise netfilter.
         Auto = "auto",
         /// Netfilter, with conntrack.
         Netfilter = "netfilter",

@@ -166,6 +166,9 @@ pub struct NodeFacts {
     pub source_addresses: Vec<SourceAddress>,
     /// All links; sorted.
     pub links: Vec<Link>,
+    /// The ports that the kernel gives to sockets of the node (`net.ipv4.ip_local_port_range`), if
+    /// they are known.
+    pub local_ports: Option<PortRange>,
     /// What translates packets that come in on links.
     pub link_path: LinkPath,
     /// The sockets that are served.

@@ -203,6 +203,7 @@ fn settings() -> ModelSettings {
         leaves_cluster_ips_of_links: false,
         masquerade_all: false,
         masquerade_ports: None,
+        masquerades_with_direct_path: false,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),
     }

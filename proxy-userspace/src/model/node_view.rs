@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Framing, IpFamily, Link, LinkHeader, LinkPath, LocalTrafficDetector, MacAddress, Masquerade,
-    ModelSettings, Node, NodeAddressType, NodeFacts, NodeView, ServedLink,
+    ModelSettings, Node, NodeAddressType, NodeFacts, NodeView, PortRange, ServedLink,
     local_detector::local_traffic_detector, masquerade_addresses::masquerade_addresses,
     node_port_addresses::node_port_addresses,
 };
@@ -20,9 +20,13 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         |family| Some((family, own_ip(settings, node, family).or_else(|| kernel_ip(facts, family))?));
     let local_detector = local_traffic_detector(settings, node);
     let links = served_links(settings, facts);
-    let masquerade = settings
-        .masquerade_ports
-        .map(|ports| Masquerade { ports, addresses: masquerade_addresses(links.keys().copied(), facts) });
+    let has_unserved_links =
+        facts.links.iter().any(|link| may_serve(link) && framing(settings, link).is_none());
+    let masquerade = masquerade_ports(settings, facts, has_unserved_links).map(|ports| Masquerade {
+        ports,
+        with_direct_path: settings.masquerades_with_direct_path,
+        addresses: masquerade_addresses(links.keys().copied(), facts),
+    });
     let direct_links = direct_links(&links, &facts.link_path);
     NodeView {
         direct_links,
@@ -30,10 +34,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         local_addresses,
         primary_addresses: IpFamily::ALL.into_iter().filter_map(primary).collect(),
         links,
-        has_unserved_links: facts
-            .links
-            .iter()
-            .any(|link| may_serve(link) && framing(settings, link).is_none()),
+        has_unserved_links,
         link_path: facts.link_path.clone(),
         socket_scope: facts.socket_scope.clone(),
         exempt_addresses: facts.exempt_addresses.clone(),
@@ -45,6 +46,20 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         masquerade,
         being_deleted: node.is_some_and(|node| node.being_deleted),
     }
+}
+
+/// Returns the source ports of the flows that the programs masquerade, if they may. Unless they
+/// must, they leave it to netfilter where it needs more than they do: packets that leave on an
+/// unserved link pass no program, and sockets of the node would lose their own ports.
+fn masquerade_ports(
+    settings: &ModelSettings,
+    facts: &NodeFacts,
+    has_unserved_links: bool,
+) -> Option<PortRange> {
+    let ports = settings.masquerade_ports?;
+    let takes_ports = facts.local_ports.is_some_and(|local| ports.common(local).is_some());
+    let is_possible = !settings.masquerades_with_direct_path || !has_unserved_links && !takes_ports;
+    is_possible.then_some(ports)
 }
 
 /// Upstream's `detectNodeIPs` (`cmd/kube-proxy/app/server.go`) for one family: returns
@@ -191,6 +206,50 @@ mod tests {
         assert_eq!(direct(&[]), [2, 5, 6, 7]);
         assert_eq!(direct(&["veth1", "eth1"]), [2, 5, 7]);
         assert!(node_view(&settings(), None, &some_links()).direct_links.is_empty());
+    }
+
+    #[test]
+    fn programs_begin_to_masquerade_with_the_direct_path_and_go_on() {
+        let ports = PortRange { first: 1_024, last: 29_999 };
+        let settings = |with_direct_path| ModelSettings {
+            masquerade_ports: Some(ports),
+            masquerades_with_direct_path: with_direct_path,
+            ..settings()
+        };
+        let direct = LinkPath::Direct { scope: DirectScope::Learned, without: BTreeSet::new() };
+        let netfilter = LinkPath::Netfilter { why: "a rule".into() };
+        for (with_direct_path, path, so_far, expected) in [
+            (true, &LinkPath::Programs, false, None),
+            (true, &direct, false, Some(ports)),
+            (true, &LinkPath::Programs, true, Some(ports)),
+            (true, &netfilter, false, None),
+            (true, &netfilter, true, Some(ports)),
+            (false, &netfilter, false, Some(ports)),
+        ] {
+            let facts = NodeFacts { links: vec![link(2, "eth0")], link_path: path.clone(), ..facts(&[]) };
+            let view = node_view(&settings(with_direct_path), None, &facts);
+            assert_eq!(view.masquerade_ports(so_far), expected, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn programs_masquerade_of_their_own_accord_only_with_ports_and_links_for_all() {
+        let masquerade_ports = Some(PortRange { first: 1_024, last: 29_999 });
+        let masquerades = |facts: NodeFacts| {
+            [true, false].map(|masquerades_with_direct_path| {
+                let settings = ModelSettings { masquerade_ports, masquerades_with_direct_path, ..settings() };
+                node_view(&settings, None, &facts).masquerade.is_some()
+            })
+        };
+        let links = vec![link(2, "eth0")];
+        let local_ports = |first, last| Some(PortRange { first, last });
+        let facts = NodeFacts { links, local_ports: local_ports(32_768, 60_999), ..facts(&[]) };
+        assert_eq!(masquerades(facts.clone()), [true, true]);
+        assert_eq!(masquerades(some_links()), [false, true], "ib0 has no program");
+        assert_eq!(
+            masquerades(NodeFacts { local_ports: local_ports(1_024, 65_535), ..facts }),
+            [false, true]
+        );
     }
 
     #[test]

@@ -61,6 +61,8 @@ pub struct ModelSettings {
     /// The source ports of the flows that the link programs masquerade. `None` if netfilter
     /// masquerades.
     pub masquerade_ports: Option<PortRange>,
+    /// The link programs begin to masquerade only on a node that has the direct path.
+    pub masquerades_with_direct_path: bool,
     /// The links that are served.
     pub interfaces: InterfaceGlobs,
     /// External IPs of Services are not served (CVE-2020-8554): the feature gate

@@ -206,7 +206,7 @@ pub struct NodeView {
     pub service_cidrs: Vec<IpNet>,
     /// Masquerade all traffic to cluster IPs.
     pub masquerade_all: bool,
-    /// How the link programs masquerade. `None` if netfilter does.
+    /// How the link programs masquerade, if they may. `None` if netfilter does.
     pub masquerade: Option<Masquerade>,
     /// The Node is being deleted: `/healthz` returns 503.
     pub being_deleted: bool,
@@ -217,6 +217,9 @@ pub struct NodeView {
 pub struct Masquerade {
     /// The ports.
     pub ports: PortRange,
+    /// They begin to masquerade only if this node has the direct path. Then they go on while they
+    /// translate packets that come in on links.
+    pub with_direct_path: bool,
     /// The address for packets that leave on the link with this index for an endpoint in this
     /// subnet.
     pub addresses: BTreeMap<(u32, IpNet), IpAddr>,
@@ -226,6 +229,17 @@ impl NodeView {
     /// Returns the addresses of links on which node ports are served.
     pub fn node_port_addresses_of_links(&self) -> impl Iterator<Item = IpAddr> {
         self.node_port_addresses.intersection(&self.local_addresses).copied()
+    }
+
+    /// Returns the source ports if the link programs masquerade from now on; `None` if netfilter
+    /// does. `masquerades` says that the programs do so far.
+    ///
+    /// On a node that loses the direct path they go on: netfilter could give a new connection the
+    /// port of a flow that the programs know.
+    pub fn masquerade_ports(&self, masquerades: bool) -> Option<PortRange> {
+        let masquerade = self.masquerade.as_ref()?;
+        let begins = !masquerade.with_direct_path || matches!(self.link_path, LinkPath::Direct { .. });
+        (begins || masquerades).then_some(masquerade.ports)
     }
 
     /// Returns the source ports that netfilter's rules may give to packets that they masquerade

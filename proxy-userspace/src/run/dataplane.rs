@@ -90,6 +90,9 @@ fn ebpf(config: &Config, launcher: &Launcher, drift: &Arc<Notify>) -> anyhow::Re
 /// kernel's ports, the node could run out of ports, so this only warns.
 fn reserve_source_ports(config: &Config) {
     let Some(ports) = config.model.masquerade_ports else { return };
+    if config.model.masquerades_with_direct_path {
+        return;
+    }
     match sysctl::local_ports() {
         Ok(local) => {
             if let Some(common) = ports.common(local) {

@@ -12,6 +12,7 @@ use proxy_userspace::{
         self, KernelError,
         command::Launcher,
         redirecting_pods::{self, ExemptNamespaces, RedirectingPods},
+        sysctl,
     },
     link_path::{self, DirectPath},
     mode::{BackstopPolicy, LinksDirect, LinksPath, SocketsScope},
@@ -104,7 +105,14 @@ async fn merge(
             let ServedSockets { scope: socket_scope, exempt_addresses } = sockets;
             outputs.metrics.set_link_path(&link_path);
             outputs.status.set_link_path(link_path.clone());
-            to.send_replace(Some(NodeFacts { link_path, socket_scope, exempt_addresses, ..facts }));
+            let local_ports = sysctl::local_ports().ok();
+            to.send_replace(Some(NodeFacts {
+                local_ports,
+                link_path,
+                socket_scope,
+                exempt_addresses,
+                ..facts
+            }));
         }
         tokio::select! {
             () = changed(&mut links) => {}

@@ -56,6 +56,9 @@ pub enum Way {
     KernelNat,
     /// The proxy in mode nftables.
     Nftables,
+    /// The proxy in mode ebpf with its default settings: on this node, packets of learned flows take
+    /// the direct path.
+    Default,
     /// The proxy in mode ebpf, with programs on links, and netfilter masquerades.
     Programs,
     /// The same, but the programs masquerade.
@@ -87,8 +90,9 @@ pub(super) struct OutsideResult {
 impl Way {
     /// All ways. Conntrack translates connections in the last three. Afterwards the kernel tracks
     /// connections for a while.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Routed,
+        Self::Default,
         Self::Masquerading,
         Self::Direct,
         Self::Whole,
@@ -102,6 +106,7 @@ impl Way {
             Self::Routed => "routed by the node",
             Self::KernelNat => "two NAT rules",
             Self::Nftables => "mode nftables",
+            Self::Default => "mode ebpf, default",
             Self::Programs => "mode ebpf, programs",
             Self::Masquerading => "ebpf, masquerading",
             Self::Direct => "ebpf, direct",
@@ -114,6 +119,7 @@ impl Way {
         let links = match self {
             Self::Routed | Self::KernelNat => return Ok(None),
             Self::Nftables => return Ok(Some(("nftables", Mapping::new()))),
+            Self::Default => return Ok(Some(("ebpf", Mapping::new()))),
             Self::Programs => "{path: programs}",
             Self::Masquerading => "{path: programs, masquerade: programs}",
             Self::Direct => "{path: direct, masquerade: programs}",

@@ -236,6 +236,7 @@ fn model_settings() -> ModelSettings {
         leaves_cluster_ips_of_links: false,
         masquerade_all: false,
         masquerade_ports: None,
+        masquerades_with_direct_path: false,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),
     }

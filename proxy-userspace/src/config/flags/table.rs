@@ -108,11 +108,11 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     always(EBPF, "backstop", "shunt.backstop", "auto|always|never")
         .help("Keep the rules of the nftables mode (else of the iptables mode) beneath the programs, for what these cannot or must not translate; auto keeps them while something needs them, such as a Service with an SCTP port, or --links-path"),
     always(EBPF, "links-path", "shunt.links.path", "auto|programs|direct|netfilter")
-        .help("What translates packets that come in on links: programs; programs that pass packets of learned flows directly to another link, without the stack (direct); or netfilter (the backstop). auto takes programs if nothing else on the node could notice, and logs what could otherwise; if the programs masquerade and no rule of others looks at forwarded packets, it takes direct"),
+        .help("What translates packets that come in on links: programs; programs that pass packets of learned flows directly to another link, without the stack (direct); or netfilter (the backstop). auto takes programs if nothing else on the node could notice, and logs what could otherwise; if no rule of others looks at forwarded packets, and --links-masquerade is not netfilter, it takes direct"),
     always(EBPF, "links-direct", "shunt.links.direct", "learned|whole")
         .help("Which packets take the direct path, on a node that has it: those that are as the ones that went through the stack half a second before (learned), or all from the first one on (whole), which no rule of netfilter then sees"),
     always(EBPF, "links-masquerade", "shunt.links.masquerade", "auto|netfilter|programs")
-        .help("What masquerades packets that come in on links: netfilter, with conntrack, or the programs, without it; auto takes the programs with --links-path direct"),
+        .help("What masquerades packets that come in on links: netfilter, with conntrack, or the programs, without it; auto takes the programs on a node that has the direct path"),
     always(EBPF, "links-masquerade-ports", "shunt.links.masqueradePorts", "FIRST-LAST")
         .help("Source ports of the flows that the programs masquerade, for each endpoint; the node's own sockets and its node ports must not use them"),
     always(EBPF, "sockets-scope", "shunt.sockets.scope", "auto|all|node")

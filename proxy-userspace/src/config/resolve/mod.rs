@@ -141,6 +141,7 @@ fn model(
         leaves_cluster_ips_of_links: mode == Mode::Ebpf,
         masquerade_all: settings.is_true(&field(settings, masquerade_section(mode), "masqueradeAll")),
         masquerade_ports: masquerade_ports(settings).filter(|_| mode == Mode::Ebpf),
+        masquerades_with_direct_path: masquerades_with_direct_path(settings),
         interfaces: InterfaceGlobs {
             only: settings.globs("shunt.ebpf.interfaces"),
             except: settings.globs("shunt.ebpf.excludeInterfaces"),
@@ -420,12 +421,22 @@ fn masquerade_ports(settings: &mut Settings) -> Option<PortRange> {
     if ports.is_none() {
         settings.reject(PATH, "must be a range of ports such as 1024-29999");
     }
-    let by_programs = match by {
+    let may_masquerade = match by {
         Some(LinksMasquerade::Programs) => true,
-        Some(LinksMasquerade::Auto) | None => path == Some(LinksPath::Direct),
+        Some(LinksMasquerade::Auto) | None => {
+            matches!(path, Some(LinksPath::Auto | LinksPath::Direct) | None)
+        }
         Some(LinksMasquerade::Netfilter) => false,
     };
-    ports.filter(|_| by_programs)
+    ports.filter(|_| may_masquerade)
+}
+
+/// Returns true if the programs masquerade only with the direct path, and this node may have it or
+/// not.
+fn masquerades_with_direct_path(settings: &Settings) -> bool {
+    let by = settings.text("shunt.links.masquerade").and_then(LinksMasquerade::from_name);
+    let path = settings.text("shunt.links.path").and_then(LinksPath::from_name);
+    matches!((by, path), (Some(LinksMasquerade::Auto) | None, Some(LinksPath::Auto) | None))
 }
 
 fn masquerade_mark(settings: &Settings, mode: Mode) -> u32 {

@@ -166,6 +166,25 @@ fn ebpf_mode_serves_node_ports_on_loopback_unless_that_is_turned_off() {
 }
 
 #[test]
+fn programs_may_masquerade_where_the_node_may_have_the_direct_path() {
+    let masquerade = |flags: &[&str]| {
+        let model = load_with(None, flags, &environment()).expect("flags").model;
+        (model.masquerade_ports.is_some(), model.masquerades_with_direct_path)
+    };
+    let (never, with_direct_path, always) = ((false, false), (true, true), (true, false));
+    for (flags, expected) in [
+        (&[][..], with_direct_path),
+        (&["--links-path=direct"], always),
+        (&["--links-masquerade=programs"], always),
+        (&["--links-path=programs"], never),
+        (&["--links-path=netfilter"], never),
+    ] {
+        assert_eq!(masquerade(flags), expected, "{flags:?}");
+    }
+    assert!(!masquerade(&["--links-masquerade=netfilter"]).0);
+}
+
+#[test]
 fn ebpf_log_is_in_the_filter_unless_a_filter_is_given() {
     let config = |flags: &[&str]| load_with(None, flags, &environment()).expect("flags");
     assert_eq!(config(&[]).ebpf.log, LogLevel::Off);

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{Ebpf, EbpfError, MapEntry, Plan, State, Step, failures::Failures, maps::Maps, rules::Rules};
+use super::{Ebpf, EbpfError, MapEntry, Plan, State, Step, failures::Failures, maps::Maps};
 use crate::{dataplane::lock, kernel::KernelError};
 
 /// The maximal number of entries of one map call. If one fails, at most so many are tried again.
@@ -25,10 +25,10 @@ impl Ebpf {
             match self.apply_step(&step, state) {
                 Ok(()) => {}
                 // Commands do not run any more, and the steps that follow may need the rules.
-                Err(error) if *step == Step::InstallRules && self.is_shutting_down() => {
+                Err(error) if matches!(*step, Step::InstallRules { .. }) && self.is_shutting_down() => {
                     return Err(EbpfError::Rules(error));
                 }
-                Err(error) if *step == Step::InstallRules => rules = Some(error),
+                Err(error) if matches!(*step, Step::InstallRules { .. }) => rules = Some(error),
                 // The steps that follow need these.
                 Err(error) if matches!(*step, Step::Attach | Step::HandFlowsToConntrack) => {
                     return Err(error.into());
@@ -90,7 +90,9 @@ impl Ebpf {
             Step::TrackFlows => self.track_flows()?,
             Step::HandFlowsToConntrack => self.hand_flows()?,
             Step::Attach => self.attach()?,
-            Step::InstallRules => self.rules.as_mut().map_or(Ok(()), Rules::install)?,
+            Step::InstallRules { masquerade } => {
+                self.rules.as_mut().map_or(Ok(()), |rules| rules.install_with(*masquerade))?;
+            }
             Step::AttachLink(at, link) => {
                 self.begin_settling()?;
                 let attached = self.links.attach(&mut self.programs.object, &self.pins, *at, link)?;

@@ -44,6 +44,7 @@ impl Ebpf {
         state.attached = self.is_attached()?;
         state.links = self.links.observe(&self.programs.object, &self.pins)?;
         state.rules_are_installed = self.rules.as_ref().is_none_or(Rules::are_installed);
+        state.rules_masquerade = self.rules.as_ref().map(Rules::masquerade);
         Ok(())
     }
 

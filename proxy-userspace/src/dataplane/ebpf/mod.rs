@@ -90,7 +90,7 @@ pub struct EbpfSettings {
     pub link_attachment: LinkAttachment,
     /// The marks that packets get for netfilter.
     pub marks: Marks,
-    /// Netfilter masquerades packets, not the link programs.
+    /// Netfilter masquerades packets, not the link programs, until a plan says otherwise.
     pub netfilter_masquerades: bool,
     /// Where to find the commands for netfilter rules. `None` leaves netfilter alone.
     pub netfilter: Option<Launcher>,

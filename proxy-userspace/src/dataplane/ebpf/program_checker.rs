@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn result_counts_only_if_no_plan_changed_the_same_meanwhile() {
-        let changes_rules: &[Step] = &[Step::Attach, Step::InstallRules];
+        let changes_rules: &[Step] = &[Step::Attach, Step::InstallRules { masquerade: true }];
         for (steps, changes_marks) in [(changes_rules, false), (&[], true)] {
             let mut shared = Shared::default();
             let before = shared.changes;

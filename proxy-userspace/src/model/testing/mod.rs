@@ -194,6 +194,7 @@ pub fn settings() -> ModelSettings {
         node_port_addresses: NodePortAddresses::All,
         masquerade_all: false,
         masquerade_ports: None,
+        masquerades_with_direct_path: false,
         loopback_node_ports: true,
         ignores_external_ips: false,
         leaves_cluster_ips_of_links: false,

@@ -95,8 +95,13 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
         1 => node_ranges().prop_map(|cidrs| NodePortAddresses::Primary { cidrs }),
         1 => node_ranges().prop_map(NodePortAddresses::Cidrs),
     ];
-    (detect_local, node_port_addresses, any::<[bool; 4]>(), interface_globs()).prop_map(
-        |(detect_local, node_port_addresses, [masquerade_all, leaves, masquerades, loopback], interfaces)| {
+    (detect_local, node_port_addresses, any::<[bool; 5]>(), interface_globs()).prop_map(
+        |(
+            detect_local,
+            node_port_addresses,
+            [masquerade_all, leaves, masquerades, with_direct_path, loopback],
+            interfaces,
+        )| {
             ModelSettings {
                 bind_address: None,
                 node_name: THIS_NODE.into(),
@@ -105,6 +110,7 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
                 node_port_addresses,
                 masquerade_all,
                 masquerade_ports: masquerades.then_some(PortRange { first: 1_024, last: 29_999 }),
+                masquerades_with_direct_path: with_direct_path,
                 loopback_node_ports: loopback,
                 ignores_external_ips: false,
                 leaves_cluster_ips_of_links: leaves,

@@ -74,6 +74,7 @@ impl Daemon {
             leaves_cluster_ips_of_links: false,
             masquerade_all: false,
             masquerade_ports: None,
+            masquerades_with_direct_path: false,
             bind_address: None,
             interfaces: InterfaceGlobs::default(),
         };

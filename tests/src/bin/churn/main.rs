@@ -35,17 +35,12 @@ struct Arguments {
     /// The binary of the proxy.
     #[arg(long, value_name = "PATH")]
     shunt: PathBuf,
-    /// Let the programs masquerade, and packets take the direct path: those of learned flows, or
-    /// whole flows.
-    #[arg(
-        long,
-        value_name = "FLOWS",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "learned",
-        value_parser = ["learned", "whole"]
-    )]
-    direct: Option<String>,
+    /// The proxy's flag --links-masquerade, in mode ebpf.
+    #[arg(long)]
+    links_masquerade: Option<String>,
+    /// The proxy's flag --links-direct, in mode ebpf.
+    #[arg(long)]
+    links_direct: Option<String>,
     /// The total number of connections.
     #[arg(long, default_value_t = 5000)]
     connections: usize,
@@ -67,11 +62,12 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// Without rules of others, packets take the direct path if the programs masquerade.
-    fn set_masquerading(&self, proxy: &mut Proxy) {
-        if let Some(flows) = &self.direct {
-            proxy.set_flag("--links-masquerade", "programs");
-            proxy.set_flag("--links-direct", flows);
+    fn set_flags(&self, proxy: &mut Proxy) {
+        let flags = [("--links-masquerade", &self.links_masquerade), ("--links-direct", &self.links_direct)];
+        for (name, value) in flags {
+            if let Some(value) = value {
+                proxy.set_flag(name, value);
+            }
         }
     }
 }
@@ -138,7 +134,7 @@ fn build(arguments: &Arguments) -> Result<ChurnTest> {
     manifests.place("web.yaml", include_str!("web.yaml"))?;
     set_endpoints(&manifests, phases::ENDPOINT_SETS[0])?;
     let mut proxy = Proxy::new(&world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
-    arguments.set_masquerading(&mut proxy);
+    arguments.set_flags(&mut proxy);
     let clients = load::clients(&mut world)?;
     Ok(ChurnTest { proxy, clients, world, manifests, mode: arguments.mode.clone(), before })
 }

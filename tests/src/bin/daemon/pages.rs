@@ -50,7 +50,7 @@ pub(crate) fn statusz_names_mode_link_path_and_socket_scope(setup: &Setup) -> Re
     ensure!(value_of("Failing") == Some("none"), "{body}");
     let is_ebpf = setup.mode == "ebpf";
     // What else runs on this machine decides about the values.
-    let is_path = |path| ["programs", "netfilter"].contains(&path);
+    let is_path = |path| ["programs", "direct", "netfilter"].contains(&path);
     ensure!(value_of("Link path").is_some_and(is_path) == is_ebpf, "{body}");
     let is_scope = |scope: &str| scope.starts_with("all");
     ensure!(value_of("Socket scope").is_some_and(is_scope) == is_ebpf, "{body}");

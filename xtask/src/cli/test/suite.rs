@@ -55,8 +55,8 @@ const SLOW: [&str; 4] = [
     "source-ranges-of-some-pods",
 ];
 
-/// Cases with masqueraded packets, which the link programs masquerade with `--links-masquerade
-/// programs`, and changes of what does.
+/// Cases with masqueraded packets, and changes of what masquerades. By default the link programs do
+/// here; with `--links-masquerade netfilter`, netfilter does, as on nodes without the direct path.
 const MASQUERADED: [&str; 20] = [
     "dual-stack",
     "established-survives",
@@ -79,6 +79,10 @@ const MASQUERADED: [&str; 20] = [
     "switch-iptables-to-ebpf",
     "switch-nftables-to-ebpf",
 ];
+
+/// Arguments of `churn` for the switches on a node where netfilter masquerades.
+const NETFILTER_MASQUERADES: [&str; 5] =
+    ["--links-masquerade", "netfilter", "--only-switches", "--switches", "1"];
 
 /// Cases that slow guests leave out: those about the model, which is the same in every mode, those
 /// that others resemble, and most switches between modes. `cargo xtask conformance --mode ipvs`
@@ -265,18 +269,11 @@ fn packets() -> Result<Vec<Step>> {
     let backstopped = Conformance { backstop: Some("always".into()), ..shared.clone() };
     let netfilter_path = Conformance { links_path: Some("netfilter".into()), ..shared };
     let masquerade = Conformance {
-        links_masquerade: Some("programs".into()),
+        links_masquerade: Some("netfilter".into()),
         only: MASQUERADED.map(Into::into).into(),
         ..all.clone()
     };
     let with_api = Conformance { source: Some("api".into()), except: ours, ..all.clone() };
-    // The source of objects is the same in every mode.
-    let some_with_api = |mode: &str| Conformance {
-        mode: mode.into(),
-        source: Some("api".into()),
-        only: QUICK.map(Into::into).into(),
-        ..Conformance::default()
-    };
     let daemon = |mode, only| world_program("daemon", mode).args(["--only", only]);
     Ok([
         ("conformance", steps::conformance(&all)),
@@ -285,6 +282,7 @@ fn packets() -> Result<Vec<Step>> {
         ("conformance masquerade", steps::conformance(&masquerade)),
         ("restarts", world_program("restarts", "ebpf")),
         ("churn", world_program("churn", "ebpf")),
+        ("churn masquerade", world_program("churn", "ebpf").args(NETFILTER_MASQUERADES)),
         ("soak", steps::soak(0, None)),
         ("conformance nftables", steps::conformance(&of_netfilter("nftables"))),
         ("conformance iptables", steps::conformance(&of_netfilter("iptables"))),
@@ -305,6 +303,17 @@ fn packets() -> Result<Vec<Step>> {
         ..Step::counted(name, run.limit(LONG), counts::conformance_result)
     })
     .into())
+}
+
+/// Returns the cases with objects from the API for another mode. Few are enough: the source of
+/// objects is the same in every mode.
+fn some_with_api(mode: &str) -> Conformance {
+    Conformance {
+        mode: mode.into(),
+        source: Some("api".into()),
+        only: QUICK.map(Into::into).into(),
+        ..Conformance::default()
+    }
 }
 
 /// Returns the names of shunt's own cases. They test packets, whatever the source of objects.

@@ -133,10 +133,10 @@ impl<'a> Planner<'a> {
 
     fn finish(self) -> Plan {
         let (state, epoch) = (self.state, self.next_epoch());
+        let rules = self.rules();
         let Self { written, phases, .. } = self;
         let attach = (!state.attached).then_some(Step::Attach);
         // Attaching to sockets does not wait for the rules: only packets need them.
-        let rules = (!state.rules_are_installed).then_some(Step::InstallRules);
         // A frontend that another service port took over was switched: it must not be removed for
         // its old owner. Frontends are removed before the slots that they lead to.
         let closures = phases.closures.into_iter().filter(|(key, _)| !written.contains(key));
@@ -152,6 +152,13 @@ impl<'a> Planner<'a> {
             .chain(epoch)
             .chain(phases.releases);
         Plan { names: self.names, steps: steps.collect(), is_whole: false }
+    }
+
+    /// Plans the netfilter rules.
+    fn rules(&self) -> Option<Step> {
+        let masquerade = self.masquerade_ports().is_none();
+        let is_right = self.state.rules_masquerade.is_none_or(|masquerades| masquerades == masquerade);
+        (!self.state.rules_are_installed || !is_right).then_some(Step::InstallRules { masquerade })
     }
 
     /// Plans the difference between two sets of entries.

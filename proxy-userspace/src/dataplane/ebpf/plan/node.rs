@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proxy_common::{
     Addr,
-    layout::{BridgeAddress, NewFlows},
+    layout::{BridgeAddress, Masquerading, NewFlows},
 };
 
 use super::{
@@ -13,7 +13,10 @@ use super::{
     step::{DirectFields, MapEntry, Step},
     translate,
 };
-use crate::{kernel::bpf::tc::Hook, model::LinkPath};
+use crate::{
+    kernel::bpf::tc::Hook,
+    model::{LinkPath, PortRange},
+};
 
 impl Planner<'_> {
     pub(super) fn node_addresses(&mut self) {
@@ -59,18 +62,29 @@ impl Planner<'_> {
         let (node, state) = (self.node, self.state);
         let wanted = translate::masquerade_addresses(node);
         self.value_difference(&state.masquerade_addresses, &wanted, MapEntry::MasqueradeAddress);
-        if node.masquerade.is_some() {
+        let ports = self.masquerade_ports();
+        if ports.is_some() {
             let addresses = |of: &BTreeMap<_, Addr>| of.values().copied().collect::<BTreeSet<Addr>>();
             let gone = &addresses(&state.masquerade_addresses) - &addresses(&wanted);
             self.phases.releases.extend(gone.into_iter().map(Step::ForgetSource));
         }
-        let ports = node.masquerade.as_ref().map(|masquerade| masquerade.ports);
         let fields = state.masquerade.after(ports);
         if fields != state.masquerade {
             let phase =
                 if ports.is_some() { &mut self.phases.additions } else { &mut self.phases.attachments };
             phase.push(Step::SetMasquerade(fields));
+            let began = state.masquerade.masquerading != fields.masquerading && ports.is_some();
+            if began && !state.links.is_empty() {
+                // These ports may be those of connections that netfilter masqueraded so far.
+                phase.push(Step::LeaveFlowsToConntrack);
+            }
         }
+    }
+
+    /// Returns the source ports if the programs masquerade.
+    pub(super) fn masquerade_ports(&self) -> Option<PortRange> {
+        let masquerades = self.state.masquerade.masquerading == Masquerading::Programs as u16;
+        self.node.masquerade_ports(masquerades)
     }
 
     /// Plans which flows take the direct path. It ends before anything else changes.

@@ -51,6 +51,9 @@ pub struct State {
     pub(crate) links: BTreeMap<LinkHook, HookState>,
     /// The netfilter rules are as they should be.
     pub(crate) rules_are_installed: bool,
+    /// Whether these are the rules for a node where netfilter masquerades. `None` if this process
+    /// installs no rules.
+    pub(crate) rules_masquerade: Option<bool>,
     /// The digest of all entries.
     pub(crate) digest: Digest,
     /// The whole Snapshot was planned for this state, and no plan has failed since.
@@ -67,7 +70,10 @@ impl State {
             Step::Attach => self.attached = true,
             Step::AttachLink(at, link) => drop(self.links.insert(*at, HookState::Current(link.framing))),
             Step::DetachLink(at) | Step::LeaveLink(at) => drop(self.links.remove(at)),
-            Step::InstallRules => self.rules_are_installed = true,
+            Step::InstallRules { masquerade } => {
+                self.rules_are_installed = true;
+                self.rules_masquerade = self.rules_masquerade.map(|_| *masquerade);
+            }
             Step::SetSocketScope(scope) => self.socket_scope = *scope as u16,
             Step::SetMasquerade(fields) => self.masquerade = *fields,
             Step::SetDirect(fields) => self.direct = *fields,

@@ -195,7 +195,10 @@ pub enum Step {
     /// Attach the socket programs to the cgroup.
     Attach,
     /// Apply the netfilter rules that the link programs need.
-    InstallRules,
+    InstallRules {
+        /// The rules masquerade.
+        masquerade: bool,
+    },
     /// Attach a program to a link.
     AttachLink(LinkHook, ServedLink),
     /// Detach our program from a link that is not to be served.
@@ -223,7 +226,7 @@ impl Step {
 
     /// Returns true if the step may write netfilter rules.
     pub(crate) const fn may_change_rules(&self) -> bool {
-        matches!(self, Self::InstallRules | Self::LeaveFlowsToConntrack)
+        matches!(self, Self::InstallRules { .. } | Self::LeaveFlowsToConntrack)
     }
 
     /// Returns the index of the link that the step is for, if any.

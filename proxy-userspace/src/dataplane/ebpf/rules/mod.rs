@@ -160,6 +160,21 @@ impl Rules {
         }
     }
 
+    /// Returns true if the rules masquerade.
+    pub const fn masquerade(&self) -> bool {
+        self.masquerade
+    }
+
+    /// Makes the rules masquerade or not, and installs them.
+    pub fn install_with(&mut self, masquerade: bool) -> Result<(), KernelError> {
+        if self.masquerade != masquerade {
+            self.masquerade = masquerade;
+            self.installed.clear();
+            self.installed_nft = None;
+        }
+        self.install()
+    }
+
     /// Installs the rules that are missing or changed. Continues after a family or backend that
     /// fails.
     pub fn install(&mut self) -> Result<(), KernelError> {

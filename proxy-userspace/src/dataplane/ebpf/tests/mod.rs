@@ -296,12 +296,15 @@ proptest! {
         let mut state = programmed(&before);
         let wanted = translate::masquerade_addresses(&after.node);
         let change = plan(&state, &after, &dirty);
-        let ports = after.node.masquerade.as_ref().map(|masquerade| masquerade.ports);
+        let masquerades = state.masquerade.masquerading == layout::Masquerading::Programs as u16;
+        let ports = after.node.masquerade_ports(masquerades);
         let fields = state.masquerade.after(ports);
-        for step in &change.steps {
+        for (at, step) in change.steps.iter().enumerate() {
             if matches!(step, Step::SetMasquerade(_)) && ports.is_some() {
                 let has = |(subnet, address): (&_, &Addr)| state.masquerade_addresses.get(subnet) == Some(address);
                 prop_assert!(wanted.iter().all(has), "{:?}", state.masquerade_addresses);
+                let learns_ports = change.steps[at..].contains(&Step::LeaveFlowsToConntrack);
+                prop_assert!(masquerades || state.links.is_empty() || learns_ports);
             }
             if let Step::ForgetSource(address) = step {
                 prop_assert!(ports.is_some(), "netfilter goes on with new flows, and the programs with known ones");

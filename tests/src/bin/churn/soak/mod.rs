@@ -105,7 +105,7 @@ fn build(arguments: &Arguments) -> Result<(Soak, KernelState)> {
     }
     let fields: Mapping = serde_yaml_ng::from_str(FIELDS)?;
     let mut proxy = Proxy::new(&world, &shunt, "ebpf", &cluster, &fields)?;
-    arguments.set_masquerading(&mut proxy);
+    arguments.set_flags(&mut proxy);
     let clients = load::clients(&mut world)?;
     let soak = Soak { proxy, clients, cluster, world, fields, sets: 0, since: Stopwatch::start() };
     soak.set_endpoints(ENDPOINT_SETS[0])?;
