@@ -46,24 +46,46 @@ impl<K: Pod, V: Pod> Reader<K, V> {
     /// Returns the next entries, at most some thousand. After the end, the next call starts at the
     /// beginning. Kernel 5.6 (057996380a42).
     pub fn read(&mut self) -> io::Result<Vec<(K, V)>> {
-        let mut keys = vec![MaybeUninit::<K>::uninit(); MAX_ENTRIES];
-        let mut values = vec![MaybeUninit::<V>::uninit(); MAX_ENTRIES];
-        let batch = syscall::lookup_batch(&self.map, self.position, &mut keys, &mut values)?;
-        self.position = batch.next;
-        let entries = keys.into_iter().zip(values).take(batch.count);
-        // SAFETY: the kernel filled as many keys and values; every bit pattern of a `Pod` is a
-        // value.
-        Ok(entries.map(|(key, value)| unsafe { (key.assume_init(), value.assume_init()) }).collect())
+        Ok(self.read_into(&mut Batch::new())?.collect())
     }
 
     /// Reads all entries.
     pub fn read_all(&mut self, mut visit: impl FnMut(K, V)) -> io::Result<()> {
         self.rewind();
+        let mut batch = Batch::new();
         loop {
-            self.read()?.into_iter().for_each(|(key, value)| visit(key, value));
+            self.read_into(&mut batch)?.for_each(|(key, value)| visit(key, value));
             if self.is_at_beginning() {
                 return Ok(());
             }
+        }
+    }
+
+    fn read_into<'a>(
+        &mut self,
+        Batch { keys, values }: &'a mut Batch<K, V>,
+    ) -> io::Result<impl Iterator<Item = (K, V)> + use<'a, K, V>> {
+        let read = syscall::lookup_batch(&self.map, self.position, keys, values)?;
+        self.position = read.next;
+        let entries = keys.iter().zip(values).take(read.count);
+        // SAFETY: the kernel filled as many keys and values; every bit pattern of a `Pod` is a
+        // value.
+        Ok(entries.map(|(key, value)| unsafe { (key.assume_init_read(), value.assume_init_read()) }))
+    }
+}
+
+/// The memory for the entries of one call. If each call had its own, the kernel would map its pages
+/// again and again, which takes longer than to copy the entries.
+struct Batch<K, V> {
+    keys: Vec<MaybeUninit<K>>,
+    values: Vec<MaybeUninit<V>>,
+}
+
+impl<K: Pod, V: Pod> Batch<K, V> {
+    fn new() -> Self {
+        Self {
+            keys: vec![MaybeUninit::uninit(); MAX_ENTRIES],
+            values: vec![MaybeUninit::uninit(); MAX_ENTRIES],
         }
     }
 }
