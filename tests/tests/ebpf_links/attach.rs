@@ -3,10 +3,16 @@
 use std::{
     fs,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread,
+    time::Duration,
 };
 
-use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType};
-use nix::sched::{CloneFlags, setns};
+use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
+use nix::{
+    sched::{CloneFlags, setns},
+    sys::signal::{Signal, kill},
+    unistd::gettid,
+};
 use proxy_userspace::{
     dataplane::ebpf::{Ebpf, LinkAttachment, Step},
     kernel::bpf::tc::Hook,
@@ -14,6 +20,7 @@ use proxy_userspace::{
 };
 
 use shunt_tests::deadline::slowdown;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::bench::{ATTACHMENTS, Bench, HOOKS, attachments, has_clsact, in_this_kernel, run, tc};
 
@@ -41,6 +48,50 @@ fn new_links_get_programs_on_both_hooks_and_removed_links_leave_nothing() {
             names.iter().filter(|name| name.starts_with("shunt_in") || name.starts_with("shunt_out"));
         assert_eq!(of_links.count(), 0, "{names:?}");
     }
+}
+
+/// Interpreted programs are several times slower, and kernels with `CONFIG_BPF_JIT_ALWAYS_ON` refuse
+/// them. The JIT compiler gives up on a function whose jumps it cannot lay out (x86, before 5.12).
+#[test]
+fn kernel_compiles_every_program() {
+    let mut bench = Bench::new(LinkAttachment::Probe);
+    bench.add_veth("v0", "v1");
+    run("ip", &["tuntap", "add", "tun0", "mode", "tun"]);
+    bench.sync();
+    let size = |program: ProgramInfo| Some((program.name_as_str()?.to_owned(), program.size_jitted()));
+    let ours = loaded_programs().flatten().filter_map(size).filter(|(name, _)| name.starts_with("shunt_"));
+    let (interpreted, compiled): (Vec<_>, Vec<_>) = ours.partition(|(_, size)| *size == 0);
+    assert_eq!(interpreted, []);
+    for program in ["shunt_in_eth", "shunt_in_ip", "shunt_out_eth", "shunt_out_ip"] {
+        assert!(compiled.iter().any(|(name, _)| name == program), "{program}: {compiled:?}");
+    }
+}
+
+/// The end of a command is such a signal: it has a handler, and any thread may get it.
+#[test]
+fn programs_load_while_signals_arrive() {
+    const MAX_SIGNALS: usize = 100_000;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().expect("a runtime");
+    let _entered = runtime.enter();
+    let _handler = signal(SignalKind::user_defined1()).expect("a handler");
+    let (loader, is_loaded) = (gettid(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..MAX_SIGNALS {
+                if is_loaded.load(Ordering::Relaxed) {
+                    break;
+                }
+                // The kernel prefers the thread that has this number.
+                kill(loader, Signal::SIGUSR1).expect("this process");
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let mut bench = Bench::new(LinkAttachment::Probe);
+        bench.add_veth("v0", "v1");
+        bench.sync();
+        is_loaded.store(true, Ordering::Relaxed);
+        assert_eq!(bench.names("v0", Hook::Ingress), ["shunt_in_eth"]);
+    });
 }
 
 #[test]

@@ -20,8 +20,6 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
     sync::OnceLock,
-    thread,
-    time::Duration,
 };
 
 use aya::{
@@ -30,7 +28,10 @@ use aya::{
     programs::{Program, ProgramError, ProgramType},
     sys::{BpfHelper, is_helper_supported},
 };
-use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use nix::sys::{
+    resource::{RLIM_INFINITY, Resource, setrlimit},
+    signal::{SigSet, SigmaskHow},
+};
 
 use self::tc::LinkProgram;
 pub use self::{
@@ -311,27 +312,17 @@ pub fn cpus() -> Result<u32, KernelError> {
     u32::try_from(count).map_err(|error| KernelError::call("count", "CPUs")(io::Error::other(error)))
 }
 
-/// The number of attempts to load a program. A signal during verification makes the kernel stop and
-/// return EAGAIN (c3494801cd17). libbpf tries five times, which was not enough on a busy machine,
-/// where the verification takes tenths of a second.
-const LOAD_ATTEMPTS: usize = 50;
-/// The pause between two attempts, which lets a burst of signals pass.
-const LOAD_PAUSE: Duration = Duration::from_millis(10);
-
+/// Loads a program with all signals blocked in this thread. A signal makes the verifier stop with
+/// EAGAIN (c3494801cd17), such as SIGCHLD when a command ends. The loader would then ask for the
+/// verifier's log: that takes ten times as long, and the log of a large program has no end.
 fn load_program(program: &mut Program) -> Result<(), ProgramError> {
-    let mut load = || match program {
+    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).map_err(io::Error::from)?;
+    let loaded = match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
         Program::SchedClassifier(program) => program.load(),
         _ => Err(ProgramError::UnexpectedProgramType),
     };
-    let is_interrupted = |loaded: &Result<(), ProgramError>| matches!(loaded, Err(ProgramError::LoadError { io_error, .. }) if io_error.kind() == ErrorKind::WouldBlock);
-    for _ in 1..LOAD_ATTEMPTS {
-        let loaded = load();
-        if !is_interrupted(&loaded) {
-            return loaded;
-        }
-        thread::sleep(LOAD_PAUSE);
-    }
-    load()
+    before.thread_set_mask().map_err(io::Error::from)?;
+    loaded
 }
