@@ -50,8 +50,8 @@ fn new_links_get_programs_on_both_hooks_and_removed_links_leave_nothing() {
     }
 }
 
-/// Interpreted programs are several times slower, and kernels with `CONFIG_BPF_JIT_ALWAYS_ON` refuse
-/// them. The JIT compiler gives up on a function whose jumps it cannot lay out (x86, before 5.12).
+/// Interpreted programs are several times slower, and kernels with `CONFIG_BPF_JIT_ALWAYS_ON`
+/// refuse them. The JIT compiler gives up on a function whose jumps it cannot lay out (x86, before 5.12).
 #[test]
 fn kernel_compiles_every_program() {
     let mut bench = Bench::new(LinkAttachment::Probe);
@@ -197,7 +197,7 @@ fn link_that_vanishes_during_attach_is_no_error() {
             bench.add_veth("v0", "v1");
             let steps = bench.planned();
             let here = fs::File::open("/proc/thread-self/ns/net").expect("procfs");
-            std::thread::scope(|scope| {
+            thread::scope(|scope| {
                 let removal = scope.spawn(|| {
                     setns(&here, CloneFlags::CLONE_NEWNET).expect("same namespace");
                     run("ip", &["link", "del", "v0"]);
@@ -225,7 +225,7 @@ fn restart_replaces_programs_without_a_gap() {
         let before = ids(&bench);
         let here = fs::File::open("/proc/thread-self/ns/net").expect("procfs");
         let (done, looks) = (AtomicBool::new(false), AtomicU32::new(0));
-        let gaps = std::thread::scope(|scope| {
+        let gaps = thread::scope(|scope| {
             let watcher = scope.spawn(|| {
                 setns(&here, CloneFlags::CLONE_NEWNET).expect("same namespace");
                 let mut gaps = 0u32;
