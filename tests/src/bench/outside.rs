@@ -56,8 +56,8 @@ pub enum Way {
     KernelNat,
     /// The proxy in mode nftables.
     Nftables,
-    /// The proxy in mode ebpf with its default settings: on this node, packets of learned flows take
-    /// the direct path.
+    /// The proxy in mode ebpf with its default settings. On this node, packets of learned flows
+    /// take the direct path.
     Default,
     /// The proxy in mode ebpf, with programs on links, and netfilter masquerades.
     Programs,

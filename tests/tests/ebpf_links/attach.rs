@@ -50,8 +50,9 @@ fn new_links_get_programs_on_both_hooks_and_removed_links_leave_nothing() {
     }
 }
 
-/// Interpreted programs are several times slower, and kernels with `CONFIG_BPF_JIT_ALWAYS_ON`
-/// refuse them. The JIT compiler gives up on a function whose jumps it cannot lay out (x86, before 5.12).
+/// The kernel interprets a program that its JIT compiler gives up on, such as one with jumps that
+/// the compiler cannot lay out (x86, before 5.12). That is several times slower. Kernels with
+/// `CONFIG_BPF_JIT_ALWAYS_ON` refuse such a program.
 #[test]
 fn kernel_compiles_every_program() {
     let mut bench = Bench::new(LinkAttachment::Probe);
