@@ -412,31 +412,31 @@ fn links_direct(settings: &mut Settings) -> LinksDirect {
     direct
 }
 
-/// Returns the source ports of the flows that the link programs masquerade, if they do.
+/// Returns the source ports of the flows that the link programs masquerade, if they may.
 fn masquerade_ports(settings: &mut Settings) -> Option<PortRange> {
     const PATH: &str = "shunt.links.masqueradePorts";
-    let by = settings.text("shunt.links.masquerade").and_then(LinksMasquerade::from_name);
-    let path = settings.text("shunt.links.path").and_then(LinksPath::from_name);
     let ports = settings.text(PATH).and_then(PortRange::parse);
     if ports.is_none() {
         settings.reject(PATH, "must be a range of ports such as 1024-29999");
     }
-    let may_masquerade = match by {
-        Some(LinksMasquerade::Programs) => true,
-        Some(LinksMasquerade::Auto) | None => {
-            matches!(path, Some(LinksPath::Auto | LinksPath::Direct) | None)
-        }
-        Some(LinksMasquerade::Netfilter) => false,
+    let may_masquerade = match links_masquerade(settings) {
+        (LinksMasquerade::Programs, _) => true,
+        (LinksMasquerade::Auto, path) => matches!(path, LinksPath::Auto | LinksPath::Direct),
+        (LinksMasquerade::Netfilter, _) => false,
     };
     ports.filter(|_| may_masquerade)
 }
 
-/// Returns true if the programs masquerade only with the direct path, and this node may have it or
-/// not.
+/// Returns true if the programs masquerade only on a node that has the direct path, and shunt
+/// decides whether this node has it.
 fn masquerades_with_direct_path(settings: &Settings) -> bool {
+    links_masquerade(settings) == (LinksMasquerade::Auto, LinksPath::Auto)
+}
+
+fn links_masquerade(settings: &Settings) -> (LinksMasquerade, LinksPath) {
     let by = settings.text("shunt.links.masquerade").and_then(LinksMasquerade::from_name);
     let path = settings.text("shunt.links.path").and_then(LinksPath::from_name);
-    matches!((by, path), (Some(LinksMasquerade::Auto) | None, Some(LinksPath::Auto) | None))
+    (by.unwrap_or(LinksMasquerade::Auto), path.unwrap_or(LinksPath::Auto))
 }
 
 fn masquerade_mark(settings: &Settings, mode: Mode) -> u32 {
