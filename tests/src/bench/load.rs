@@ -32,7 +32,7 @@ const BULK_READ: usize = 1 << 18;
 
 /// Pins the calling thread, and all threads that it starts later, to the last CPU that it may run
 /// on, with the highest priority.
-fn pin_to_last_cpu() -> Result<()> {
+pub(super) fn pin_to_last_cpu() -> Result<()> {
     let allowed = sched_getaffinity(Pid::from_raw(0)).context("ask for this thread's CPUs")?;
     let last = (0..CpuSet::count()).rev().find(|cpu| allowed.is_set(*cpu).unwrap_or(false));
     let mut one = CpuSet::new();

@@ -53,7 +53,7 @@ pub(super) fn measure(
 ) -> Result<Memory> {
     proxy.start(world)?;
     let process = proxy.process_id().context("the proxy does not run")?;
-    let settled_kib = wait_until_stable(process)?;
+    let settled_kib = stable(STABLE_FOR, || status_field(process, "VmRSS")).context("memory")?;
     let memory = Memory {
         services,
         source,
@@ -67,16 +67,17 @@ pub(super) fn measure(
     Ok(memory)
 }
 
-fn wait_until_stable(process: u32) -> Result<u64> {
-    let mut last = status_field(process, "VmRSS")?;
+/// Waits until a value of the process has not changed for this time, and returns it.
+pub(super) fn stable(time: Duration, read: impl Fn() -> Result<u64>) -> Result<u64> {
+    let mut last = read()?;
     let mut since = Stopwatch::start();
     let stable = Deadline::after(STABLE_TIMEOUT).try_poll(|| {
-        let now = status_field(process, "VmRSS")?;
+        let now = read()?;
         if now != last {
             last = now;
             since = Stopwatch::start();
         }
-        anyhow::Ok((since.elapsed() >= STABLE_FOR).then_some(now))
+        anyhow::Ok((since.elapsed() >= time).then_some(now))
     })?;
-    stable.with_context(|| format!("the proxy's memory does not become stable within {STABLE_TIMEOUT:?}"))
+    stable.with_context(|| format!("the value does not become stable within {STABLE_TIMEOUT:?}"))
 }

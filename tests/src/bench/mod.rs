@@ -11,8 +11,10 @@ mod floods;
 mod foreign;
 mod kernel_maps;
 mod load;
+mod maglev;
 mod memory;
 mod outside;
+mod packets;
 mod paths;
 pub mod protocol;
 mod ratio;
@@ -67,6 +69,10 @@ pub enum Part {
     Data,
     /// Traffic from outside, compared with clean connections of the same length.
     Outside,
+    /// Packets a second of one core, of traffic from outside.
+    Packets,
+    /// Maglev tables of many Services.
+    Maglev,
     /// Foreign (routed) traffic with the proxy, compared with the traffic without it.
     Foreign,
     /// Changes and the first sync.
@@ -126,9 +132,11 @@ enum Measurement {
 
 impl Part {
     /// All parts.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Data,
         Self::Outside,
+        Self::Packets,
+        Self::Maglev,
         Self::Foreign,
         Self::Changes,
         Self::Memory,
@@ -141,6 +149,8 @@ impl Part {
         match self {
             Self::Data => "data path",
             Self::Outside => "traffic from outside",
+            Self::Packets => "packets a second",
+            Self::Maglev => "Maglev tables",
             Self::Foreign => "foreign traffic",
             Self::Changes => "change path",
             Self::Memory => "memory",
@@ -154,6 +164,8 @@ impl Part {
         match self {
             Self::Data => Measurement::OfServices(Bench::data_path),
             Self::Outside => Measurement::Once(Bench::outside),
+            Self::Packets => Measurement::Once(Bench::packets),
+            Self::Maglev => Measurement::Once(Bench::maglev),
             Self::Foreign => Measurement::OfServices(Bench::foreign),
             Self::Changes => Measurement::OfServices(Bench::change_path),
             Self::Memory => Measurement::OfServices(Bench::memory),
@@ -221,6 +233,19 @@ impl Bench {
         Ok(())
     }
 
+    fn packets(&self, report: &mut Report) -> Result<()> {
+        let (mut world, mut proxy) = self.build(&outside::HOSTS, packets::place)?;
+        (report.packets, report.new_flows) =
+            packets::measure(&mut world, &mut proxy, &self.ways, self.effort)?;
+        Ok(())
+    }
+
+    fn maglev(&self, report: &mut Report) -> Result<()> {
+        let (mut world, manifests, mut proxy) = self.build_with_manifests(&[Host::Node1], maglev::place)?;
+        report.maglev = Some(maglev::measure(&mut world, &mut proxy, &manifests)?);
+        Ok(())
+    }
+
     fn floods(&self, report: &mut Report) -> Result<()> {
         let (mut world, mut proxy) = self.build(&floods::HOSTS, floods::place)?;
         report.floods = floods::measure(&mut world, &mut proxy, self.effort.flood)?;
@@ -256,12 +281,21 @@ impl Bench {
     }
 
     fn build(&self, hosts: &[Host], place: impl FnOnce(&Manifests) -> Result<()>) -> Result<(World, Proxy)> {
+        let (world, _, proxy) = self.build_with_manifests(hosts, place)?;
+        Ok((world, proxy))
+    }
+
+    fn build_with_manifests(
+        &self,
+        hosts: &[Host],
+        place: impl FnOnce(&Manifests) -> Result<()>,
+    ) -> Result<(World, Manifests, Proxy)> {
         let world = World::build(hosts, &std::env::current_exe()?)?;
         self.iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
         let manifests = Manifests::create(world.directory())?;
         place(&manifests)?;
         let proxy = Proxy::new(&world, &self.shunt, &self.mode, &manifests, &serde_yaml_ng::Mapping::new())?;
-        Ok((world, proxy))
+        Ok((world, manifests, proxy))
     }
 }
 
@@ -279,6 +313,7 @@ pub fn execute(request: BenchRequest) -> BenchResponse {
     let outcome = match request {
         BenchRequest::Serve(ports) => load::serve(&ports).map(|()| BenchResponse::Done),
         BenchRequest::Compare(compare) => load::compare(&compare),
+        BenchRequest::Packets(burst) => packets::send_here(&burst),
         BenchRequest::Changes(changes) => changes::measure(&changes).map(BenchResponse::Changes),
     };
     outcome.unwrap_or_else(|error| BenchResponse::Failed(format!("{error:#}")))

@@ -115,7 +115,7 @@ impl Way {
     }
 
     /// Returns mode and configuration of the proxy, unless this way has none.
-    fn proxy(self) -> Result<Option<(&'static str, Mapping)>> {
+    pub(super) fn proxy(self) -> Result<Option<(&'static str, Mapping)>> {
         let links = match self {
             Self::Routed | Self::KernelNat => return Ok(None),
             Self::Nftables => return Ok(Some(("nftables", Mapping::new()))),

@@ -1,6 +1,9 @@
 //! The requests of the benchmark to the agents, and their responses.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +17,29 @@ pub enum BenchRequest {
     Compare(Comparison),
     /// Run the proxy's own sync loop in the agent and time changes; [`BenchResponse::Changes`].
     Changes(ChangeRequest),
+    /// Let packets come in on the host's link, made by the kernel; [`BenchResponse::Sent`].
+    Packets(PacketBurst),
+}
+
+/// Bursts of datagrams, each from the next client.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct PacketBurst {
+    /// The hardware addresses of the host and of the sender.
+    pub ethernet: [[u8; 6]; 2],
+    /// The first client.
+    pub first_client: Ipv4Addr,
+    /// The number of the first one that sends.
+    pub first: u32,
+    /// The number of clients.
+    pub clients: u32,
+    /// The destination.
+    pub to: SocketAddrV4,
+    /// The packets of a burst.
+    pub packets: u32,
+    /// The number of bursts.
+    pub bursts: u32,
+    /// The pause after each.
+    pub pause: Duration,
 }
 
 /// The kind of an operation.
@@ -70,6 +96,13 @@ pub enum BenchResponse {
     },
     /// The durations of changes, by kind.
     Changes(Vec<ChangeTimings>),
+    /// Packets were sent.
+    Sent {
+        /// How many left the host in a second.
+        per_second: f64,
+        /// The share of the packets that left it.
+        share: f64,
+    },
     /// The request failed.
     Failed(String),
 }

@@ -8,8 +8,10 @@ use super::{
     changes::ChangeResult,
     floods::FloodResult,
     foreign::ForeignResult,
+    maglev::MaglevTables,
     memory::Memory,
     outside::OutsideResult,
+    packets::{NewFlows, PacketsResult},
     paths::PathResult,
     ratio::Ratio,
     restart::Restart,
@@ -27,6 +29,9 @@ pub struct Report {
     kernel: String,
     pub(super) paths: Vec<PathResult>,
     pub(super) outside: Vec<OutsideResult>,
+    pub(super) packets: Vec<PacketsResult>,
+    pub(super) new_flows: Option<NewFlows>,
+    pub(super) maglev: Option<MaglevTables>,
     pub(super) foreign: Vec<ForeignResult>,
     pub(super) changes: Vec<ChangeResult>,
     pub(super) memory: Vec<Memory>,
@@ -44,6 +49,9 @@ impl Report {
             kernel: kernel.trim().to_owned(),
             paths: Vec::new(),
             outside: Vec::new(),
+            packets: Vec::new(),
+            new_flows: None,
+            maglev: None,
             foreign: Vec::new(),
             changes: Vec::new(),
             memory: Vec::new(),
@@ -100,6 +108,34 @@ impl Report {
             writeln!(f, "  {way:<22}{length:<26}{workload:<24}{figure}")?;
         }
         Ok(())
+    }
+
+    fn write_packets(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.packets.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "\nMillions of packets a second of one core, and relative to a router without a proxy")?;
+        for PacketsResult { way, flows, per_second, ratio } in &self.packets {
+            let figure = ratio.as_ref().map_or_else(|| "-".to_owned(), Ratio::to_string);
+            let (way, flows, millions) = (way.name(), flows.name(), per_second / 1e6);
+            writeln!(f, "  {way:<22}{flows:<16}{millions:>6.3}  {figure}")?;
+        }
+        if let Some(NewFlows { per_second, ratio: Some(ratio) }) = &self.new_flows {
+            let millions = per_second / 1e6;
+            writeln!(
+                f,
+                "  new flows by Maglev tables, relative to random endpoints: {millions:.3}  {ratio}"
+            )?;
+        }
+        Ok(())
+    }
+
+    fn write_maglev(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(MaglevTables { services, endpoints, all_ms, change_ms }) = self.maglev else {
+            return Ok(());
+        };
+        writeln!(f, "\nMaglev tables of {services} Services of {endpoints} endpoints, CPU time")?;
+        writeln!(f, "  all tables {all_ms:.0} ms; after a change of one endpoint {change_ms:.2} ms")
     }
 
     fn write_changes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -191,6 +227,8 @@ impl fmt::Display for Report {
         writeln!(f, "Mode {}, kernel {}", self.mode, self.kernel)?;
         self.write_paths(f)?;
         self.write_outside(f)?;
+        self.write_packets(f)?;
+        self.write_maglev(f)?;
         self.write_changes(f)?;
         self.write_memory(f)?;
         self.write_restarts(f)?;

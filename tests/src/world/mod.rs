@@ -39,7 +39,7 @@ use crate::{
     agent::Agent,
     deadline::scaled,
     flood::{self, Sender},
-    process::{ChildProcess, HostContext, describe_status},
+    process::{ChildProcess, HostContext, describe_status, run_with_timeout},
 };
 
 /// The link of every host, to the bridge or to its node.
@@ -158,6 +158,24 @@ impl World {
         Ok(finished.stdout)
     }
 
+    /// Runs a shell command line in the namespace of the bridge. Its ports have the names of the
+    /// hosts.
+    pub fn run_on_bridge(&self, line: &str) -> Result<String> {
+        let namespace = format!("--net=/run/netns/{}-bridge", self.name());
+        let finished = run_with_timeout(
+            Path::new("nsenter"),
+            &[&namespace, "/bin/bash", "-ec", line],
+            scaled(COMMAND_TIMEOUT),
+        )?;
+        ensure!(
+            finished.status.success(),
+            "bridge: {line}: {}: {}",
+            describe_status(finished.status),
+            finished.stderr.trim()
+        );
+        Ok(finished.stdout)
+    }
+
     /// Moves the agent of a host of node1 out of the proxy's cgroup. Sockets that it opens later do
     /// not belong to the cgroup.
     pub fn move_out_of_cgroup(&mut self, host: Host) -> Result<()> {
@@ -194,6 +212,11 @@ impl World {
     /// Adds a route through a gateway to a host.
     pub fn route(&self, host: Host, to: IpNet, via: IpAddr) -> Result<()> {
         self.namespace(host)?.run(|| Netlink::open()?.add_route(Route { to, via }))
+    }
+
+    /// Returns the hardware address of a host's link.
+    pub fn hardware_address(&self, host: Host) -> Result<[u8; 6]> {
+        self.namespace(host)?.run(|| flood::hardware_address(LINK))
     }
 
     /// Returns a sender of packets from a host to node1.

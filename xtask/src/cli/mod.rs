@@ -196,7 +196,8 @@ struct Bench {
     /// Numbers of Services to measure with [default: 10,10000].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     services: Vec<usize>,
-    /// Measure only these parts: data, outside, foreign, changes, memory, restart, floods, rollout.
+    /// Measure only these parts: data, outside, packets, maglev, foreign, changes, memory, restart,
+    /// floods, rollout.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
     /// Measure only these paths: pod-to-cluster-ip, node-to-cluster-ip, client-to-node-port,

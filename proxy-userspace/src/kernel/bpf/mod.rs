@@ -6,6 +6,7 @@ mod bpffs;
 mod copy;
 mod directory_lock;
 mod link;
+pub mod live_frames;
 mod log;
 mod mapped;
 mod pins;

@@ -13,6 +13,7 @@ use std::{
 };
 
 const BPF_MAP_CREATE: libc::c_int = 0;
+const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
@@ -43,6 +44,15 @@ struct MapCreate {
     key_size: u32,
     value_size: u32,
     max_entries: u32,
+}
+
+/// The head of the attribute, as above.
+#[repr(C)]
+struct ProgramLoad {
+    prog_type: u32,
+    insn_cnt: u32,
+    insns: u64,
+    license: u64,
 }
 
 #[repr(C)]
@@ -246,6 +256,47 @@ pub(super) fn lookup_first(map: BorrowedFd<'_>, value: &mut [u8]) -> io::Result<
     let (key, value) = ((&raw const key) as u64, value.as_mut_ptr() as u64);
     let attribute = Element { map_fd: number(map), key, value, ..Element::default() };
     bpf(BPF_MAP_LOOKUP_ELEM, attribute).map(drop)
+}
+
+/// `BPF_F_TEST_XDP_LIVE_FRAMES`.
+const LIVE_FRAMES: u32 = 1 << 1;
+
+/// Runs an XDP program over copies of a frame. What it passes goes into the stack, as if it came in
+/// on the link of the context. Kernel 5.18 (b530e9e1063e).
+pub(super) fn test_run_live(
+    program: BorrowedFd<'_>,
+    frame: &[u8],
+    context: &[u8],
+    repeat: u32,
+) -> io::Result<()> {
+    let [frame_size, context_size] = [frame.len(), context.len()].map(u32::try_from);
+    let mut attribute = TestRun {
+        prog_fd: number(program),
+        data_size_in: frame_size.map_err(io::Error::other)?,
+        data_in: frame.as_ptr() as u64,
+        repeat,
+        ctx_size_in: context_size.map_err(io::Error::other)?,
+        ctx_in: context.as_ptr() as u64,
+        flags: LIVE_FRAMES,
+        ..TestRun::default()
+    };
+    bpf_with_output(BPF_PROG_TEST_RUN, &mut attribute).map(drop)
+}
+
+const BPF_PROG_TYPE_XDP: u32 = 6;
+
+/// Loads an XDP program of these instructions.
+pub(super) fn load_xdp(instructions: &[u64]) -> io::Result<OwnedFd> {
+    let count = u32::try_from(instructions.len()).map_err(io::Error::other)?;
+    let attribute = ProgramLoad {
+        prog_type: BPF_PROG_TYPE_XDP,
+        insn_cnt: count,
+        insns: instructions.as_ptr() as u64,
+        license: c"GPL".as_ptr() as u64,
+    };
+    let fd = bpf(BPF_PROG_LOAD, attribute)?;
+    // SAFETY: a new descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn number(fd: BorrowedFd<'_>) -> u32 {

@@ -1,0 +1,211 @@
+//! Makes packets of many clients in the kernel, for measurements: they come in on a link without a
+//! sender, so that their cost is that of the node alone.
+//!
+//! An XDP program of a few instructions writes each frame and passes it to the stack.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddrV4},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+};
+
+use super::syscall;
+
+/// The bytes of a frame.
+const LENGTH: usize = 64;
+/// The clients of one address have this many ports, from the first one on.
+const PORTS_OF_ADDRESS: u32 = 1 << 14;
+const FIRST_PORT: u16 = 1024;
+/// Offsets in a frame: of the checksum and the low half of the source in the IPv4 header, and of
+/// the source port.
+const CHECKSUM: usize = 24;
+const SOURCE_LOW: usize = 28;
+const SOURCE_PORT: usize = 34;
+
+/// UDP datagrams to one destination, each from the next client.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagrams {
+    /// The hardware addresses of the link and of the sender.
+    pub ethernet: [[u8; 6]; 2],
+    /// The first client. The low half of its address and its port are those of no client.
+    pub first_client: Ipv4Addr,
+    /// The number of the client that is first. The program counts from there.
+    pub first: u32,
+    /// The number of clients. After the last one comes the first.
+    pub clients: u32,
+    /// The destination.
+    pub to: SocketAddrV4,
+}
+
+/// A loaded program.
+#[derive(Debug)]
+pub struct Generator {
+    program: OwnedFd,
+    frame: [u8; LENGTH],
+    /// The number of the next client.
+    _next: OwnedFd,
+}
+
+impl Generator {
+    /// Loads the program. Kernel 5.18, which [`Generator::send`] needs.
+    pub fn load(datagrams: &Datagrams) -> io::Result<Self> {
+        let frame = datagrams.frame();
+        let next = syscall::create_array()?;
+        let instructions = program(&frame, datagrams, next.as_raw_fd());
+        let program = syscall::load_xdp(&instructions)?;
+        Ok(Self { program, frame, _next: next })
+    }
+
+    /// Lets this number of datagrams come in on a link of this network namespace.
+    pub fn send(&self, link: u32, count: u32) -> io::Result<()> {
+        // struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index,
+        // egress_ifindex.
+        let end = u32::try_from(LENGTH).map_err(io::Error::other)?;
+        let context = [0, end, 0, link, 0, 0].map(u32::to_ne_bytes).concat();
+        syscall::test_run_live(self.program.as_fd(), &self.frame, &context, count)
+    }
+}
+
+impl Datagrams {
+    /// Returns the frame without client and checksum.
+    fn frame(&self) -> [u8; LENGTH] {
+        let [destination, source] = self.ethernet;
+        let [high, low, _, _] = self.first_client.octets();
+        let [to_port, udp_length] = [self.to.port(), 64 - 14 - 20].map(u16::to_be_bytes);
+        let parts: [&[u8]; 8] = [
+            &destination,
+            &source,
+            &[0x08, 0x00, 0x45, 0, 0, 50, 0, 0, 0x40, 0, 64, 17, 0, 0],
+            &[high, low, 0, 0],
+            &self.to.ip().octets(),
+            &[0, 0],
+            &to_port,
+            &udp_length,
+        ];
+        let mut frame = [0; LENGTH];
+        frame.iter_mut().zip(parts.concat()).for_each(|(to, from)| *to = from);
+        frame
+    }
+}
+
+/// Registers and operations of BPF (`include/uapi/linux/bpf.h`).
+mod op {
+    pub(super) const LOAD_U32: u8 = 0x61;
+    pub(super) const STORE_U32: u8 = 0x63;
+    pub(super) const STORE_U16: u8 = 0x6b;
+    pub(super) const STORE_U64: u8 = 0x7b;
+    pub(super) const STORE_U32_CONSTANT: u8 = 0x62;
+    pub(super) const LOAD_CONSTANT: u8 = 0x18;
+    pub(super) const MOVE: u8 = 0xbf;
+    pub(super) const MOVE_CONSTANT: u8 = 0xb7;
+    pub(super) const ADD: u8 = 0x0f;
+    pub(super) const ADD_CONSTANT: u8 = 0x07;
+    pub(super) const AND_CONSTANT: u8 = 0x57;
+    pub(super) const SHIFT_RIGHT_CONSTANT: u8 = 0x77;
+    pub(super) const XOR_CONSTANT: u8 = 0xa7;
+    pub(super) const TO_BIG_ENDIAN: u8 = 0xdc;
+    pub(super) const JUMP_UNLESS_LESS: u8 = 0x3d;
+    pub(super) const JUMP_UNLESS_EQUAL_CONSTANT: u8 = 0x55;
+    pub(super) const JUMP_IF_LESS_CONSTANT: u8 = 0xa5;
+    pub(super) const CALL: u8 = 0x85;
+    pub(super) const EXIT: u8 = 0x95;
+    /// The constant is the descriptor of a map.
+    pub(super) const MAP: u8 = 1;
+    /// `bpf_map_lookup_elem`.
+    pub(super) const LOOKUP: i32 = 1;
+}
+
+const XDP_DROP: i32 = 1;
+const XDP_PASS: i32 = 2;
+
+/// Returns an instruction. Registers are 0 to 10.
+fn instruction(operation: u8, [to, from]: [u8; 2], offset: i16, constant: i32) -> u64 {
+    u64::from(operation)
+        | u64::from(to | from << 4) << 8
+        | u64::from(offset.cast_unsigned()) << 16
+        | u64::from(constant.cast_unsigned()) << 32
+}
+
+/// Returns both instructions that load a constant of 64 bits.
+fn load_constant(to: u8, from: u8, value: u64) -> [u64; 2] {
+    let [low, high] = [value, value >> 32].map(|half| half << 32);
+    [u64::from(op::LOAD_CONSTANT) | u64::from(to | from << 4) << 8 | low, high]
+}
+
+/// Returns the program. It writes the whole frame each time, because the kernel uses its memory
+/// again.
+fn program(frame: &[u8; LENGTH], datagrams: &Datagrams, next: i32) -> Vec<u64> {
+    let offset = |offset: usize| i16::try_from(offset).unwrap_or(0);
+    let plain = |operation, registers, constant| instruction(operation, registers, 0, constant);
+    // Registers: 6 is the frame, 7 its end, 8 the number of the client.
+    let mut code = vec![
+        instruction(op::LOAD_U32, [6, 1], 0, 0),
+        instruction(op::LOAD_U32, [7, 1], 4, 0),
+        plain(op::MOVE, [2, 6], 0),
+        plain(op::ADD_CONSTANT, [2, 0], 64),
+        plain(op::MOVE_CONSTANT, [0, 0], XDP_DROP),
+        instruction(op::JUMP_UNLESS_LESS, [7, 2], 1, 0),
+        plain(op::EXIT, [0, 0], 0),
+        instruction(op::STORE_U32_CONSTANT, [10, 0], -4, 0),
+        plain(op::MOVE, [2, 10], 0),
+        plain(op::ADD_CONSTANT, [2, 0], -4),
+    ];
+    code.extend(load_constant(1, op::MAP, u64::from(next.cast_unsigned())));
+    code.extend([
+        plain(op::CALL, [0, 0], op::LOOKUP),
+        instruction(op::JUMP_UNLESS_EQUAL_CONSTANT, [0, 0], 1, 0),
+        plain(op::EXIT, [0, 0], 0),
+        instruction(op::LOAD_U32, [8, 0], 0, 0),
+        plain(op::MOVE, [1, 8], 0),
+        plain(op::ADD_CONSTANT, [1, 0], 1),
+        instruction(op::JUMP_IF_LESS_CONSTANT, [1, 0], 1, datagrams.clients.cast_signed()),
+        plain(op::MOVE_CONSTANT, [1, 0], 0),
+        instruction(op::STORE_U32, [0, 1], 0, 0),
+        plain(op::ADD_CONSTANT, [8, 0], datagrams.first.cast_signed()),
+    ]);
+    for (at, word) in frame.chunks_exact(8).enumerate() {
+        let word = <[u8; 8]>::try_from(word).map_or(0, u64::from_ne_bytes);
+        code.extend(load_constant(1, 0, word));
+        code.push(instruction(op::STORE_U64, [6, 1], offset(at * 8), 0));
+    }
+    code.extend(client_and_checksum(frame));
+    code.push(plain(op::MOVE_CONSTANT, [0, 0], XDP_PASS));
+    code.push(plain(op::EXIT, [0, 0], 0));
+    code
+}
+
+/// Writes the source, and the checksum of the IPv4 header with it.
+fn client_and_checksum(frame: &[u8; LENGTH]) -> Vec<u64> {
+    let plain = |operation, registers, constant| instruction(operation, registers, 0, constant);
+    let store = |at: usize, from| instruction(op::STORE_U16, [6, from], i16::try_from(at).unwrap_or(0), 0);
+    let header = frame.get(14..34).unwrap_or_default();
+    let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+    let fold = [
+        plain(op::MOVE, [3, 2], 0),
+        plain(op::SHIFT_RIGHT_CONSTANT, [3, 0], 16),
+        plain(op::AND_CONSTANT, [2, 0], 0xffff),
+        plain(op::ADD, [2, 3], 0),
+    ];
+    let ports = i32::try_from(PORTS_OF_ADDRESS - 1).unwrap_or(0);
+    let mut code = vec![
+        plain(op::MOVE, [1, 8], 0),
+        plain(op::AND_CONSTANT, [1, 0], ports),
+        plain(op::ADD_CONSTANT, [1, 0], FIRST_PORT.into()),
+        plain(op::TO_BIG_ENDIAN, [1, 0], 16),
+        store(SOURCE_PORT, 1),
+        plain(op::SHIFT_RIGHT_CONSTANT, [8, 0], PORTS_OF_ADDRESS.trailing_zeros().cast_signed()),
+        plain(op::AND_CONSTANT, [8, 0], 0xffff),
+        plain(op::MOVE, [2, 8], 0),
+        plain(op::ADD_CONSTANT, [2, 0], sum.cast_signed()),
+    ];
+    code.extend(fold);
+    code.extend(fold);
+    code.extend([
+        plain(op::XOR_CONSTANT, [2, 0], 0xffff),
+        plain(op::TO_BIG_ENDIAN, [2, 0], 16),
+        store(CHECKSUM, 2),
+        plain(op::TO_BIG_ENDIAN, [8, 0], 16),
+        store(SOURCE_LOW, 8),
+    ]);
+    code
+}
