@@ -61,7 +61,7 @@ pub fn egress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: I
     let mut packet = Packet::at(header, version);
     let outcome = process(frame, tables, &mut packet, Direction::Reply, is_masqueraded).of_program();
     if F::IS_ETHERNET && notes.has(Notes::LEARN) && matches!(outcome, Outcome::Proceed) {
-        direct::learn(frame, tables, &mut packet);
+        direct::learn(frame, tables, &mut packet, is_masqueraded);
     }
     outcome
 }

@@ -329,6 +329,19 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn put_direct_flow(&self, key: &DirectKey, flow: &DirectFlow) {
+        if let Some(entry) = DIRECT_FLOWS.get_ptr_mut(key) {
+            // SAFETY: as in `touch_flow`. If the kernel gave the element to another flow between
+            // the comparison and the writes, that flow takes the direct path for half a second
+            // more.
+            unsafe {
+                if (*entry).is_same_but_for_time(flow) {
+                    (*entry).longest = flow.longest;
+                    (*entry).epoch = flow.epoch;
+                    (*entry).until_ns = flow.until_ns;
+                    return;
+                }
+            }
+        }
         // Without the entry, packets go through the stack.
         let _ = DIRECT_FLOWS.insert(key, flow, 0);
     }

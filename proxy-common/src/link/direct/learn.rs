@@ -23,6 +23,7 @@ struct Passage {
     service: u32,
     state: u32,
     used_ns: u64,
+    /// It goes to an endpoint. If that is not known yet, false.
     to_endpoint: bool,
 }
 
@@ -35,21 +36,32 @@ impl Passage {
 }
 
 /// Learns from a packet that came in on a link of the direct path, went through the stack, and is
-/// translated now. `packet` is read again.
+/// translated now. `packet` is read again. `is_masqueraded` says that the programs masqueraded it,
+/// so that it goes to an endpoint.
 #[inline(never)]
-pub(in super::super) fn learn<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut Packet) {
+pub(in super::super) fn learn<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &mut Packet,
+    is_masqueraded: bool,
+) {
     if frame.mark() == 0 && tables.is_direct_link(frame.ingress_link()) && packet.read(frame).is_some() {
-        let _ = learn_from(frame, tables, packet);
+        let _ = learn_from(frame, tables, packet, is_masqueraded);
     }
 }
 
 /// Returns `None` if nothing can be learned.
 #[inline(always)]
-fn learn_from<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> Option<()> {
+fn learn_from<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    is_masqueraded: bool,
+) -> Option<()> {
     let protocol = Protocol::of_packet(packet.proto)?;
     let ports = packet.ports()?;
     let key = DirectKey::new(protocol, packet.tuple(ports));
-    let mut passage = Passage { key, service: 0, state: 0, used_ns: 0, to_endpoint: false };
+    let mut passage = Passage { key, service: 0, state: 0, used_ns: 0, to_endpoint: is_masqueraded };
     if is_plain(frame, packet)
         && find_passage(tables, protocol, &mut passage)
         && may_be_learned(protocol, &passage)
@@ -116,7 +128,9 @@ fn find_passage<T: Tables>(tables: &T, protocol: Protocol, passage: &mut Passage
     let left = Tuple { source: key.source, destination: key.destination };
     // Packets of the reply direction leave from the VIP to the client.
     let original = FlowKey::new(Direction::Original, protocol, left.swapped());
-    if let Some(flow) = tables.flow(&original) {
+    if !passage.to_endpoint
+        && let Some(flow) = tables.flow(&original)
+    {
         let Some(source) = source_at_endpoint(tables, &original, &flow) else { return false };
         (key.source, key.destination) = (flow.destination, source);
         passage.know(&flow);

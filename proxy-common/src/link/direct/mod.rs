@@ -59,6 +59,15 @@ pub struct DirectProgress {
     pub state: u8,
 }
 
+impl DirectFlow {
+    /// Returns true if an entry needs only new times, so that the kernel need not replace it.
+    #[inline(always)]
+    pub fn is_same_but_for_time(&self, new: &Self) -> bool {
+        let Self { longest, acknowledged, epoch, until_ns, .. } = *self;
+        *self == Self { longest, acknowledged, epoch, until_ns, ..*new }
+    }
+}
+
 impl DirectProgress {
     /// Returns what an entry keeps.
     #[inline(always)]
