@@ -12,8 +12,10 @@ extern crate std;
 mod addr;
 pub mod checksum;
 pub mod flow;
+pub mod hash;
 pub mod layout;
 pub mod link;
+pub mod maglev;
 pub mod packet;
 #[cfg(feature = "user")]
 mod pod;

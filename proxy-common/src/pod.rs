@@ -5,9 +5,9 @@ use crate::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, CapturedPacket, Connection, DirectFlow, DirectKey,
-        Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet,
-        MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SocketPeer,
-        SourceRange, TraceEvent, UdpSocket,
+        Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey,
+        MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
+        ServiceValue, SocketPeer, SourceRange, TraceEvent, UdpSocket,
     },
 };
 
@@ -38,6 +38,8 @@ pod!(
     FlowKey,
     FragmentKey,
     FragmentValue,
+    MaglevKey,
+    MaglevPage,
     MemberKey,
     NodeValue,
     ProgramErrors,

@@ -1,6 +1,6 @@
 //! The choice of a slot, and the timeout of affinity.
 
-use crate::layout::{AffinityValue, ServiceValue};
+use crate::layout::{AffinityValue, ServiceValue, flags};
 
 /// The slots that a client can get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,19 +9,26 @@ pub struct Slots {
     pub list: u32,
     /// The number of slots.
     pub count: u32,
+    /// The flags of the frontend with the size of the Maglev table that chooses among them
+    /// ([`flags::MAGLEV_SIZE`]). 0 without one.
+    pub table: u16,
 }
 
 impl Slots {
     /// Returns the slots for clients inside.
     #[inline(always)]
     pub const fn inside(service: &ServiceValue) -> Self {
-        Self { list: service.inside_list as u32, count: service.inside_count }
+        Self { list: service.inside_list as u32, count: service.inside_count, table: 0 }
     }
 
     /// Returns the slots for clients outside.
     #[inline(always)]
     pub const fn outside(service: &ServiceValue) -> Self {
-        Self { list: service.outside_list as u32, count: service.outside_count }
+        Self {
+            list: service.outside_list as u32,
+            count: service.outside_count,
+            table: service.flags & flags::MAGLEV_SIZE,
+        }
     }
 
     /// Picks a slot evenly from 32 random bits, by a multiplication. It is cheaper and less biased
@@ -51,7 +58,7 @@ mod tests {
     proptest! {
         #[test]
         fn picked_slot_is_always_in_range(random: u32, count in 1u32..) {
-            let slots = Slots { list: 0, count };
+            let slots = Slots { list: 0, count, table: 0 };
             prop_assert!(slots.pick(random) < count);
         }
     }
@@ -59,7 +66,7 @@ mod tests {
     #[test]
     fn slots_are_picked_evenly() {
         for count in [2, 3, 7, 100] {
-            let slots = Slots { list: 0, count };
+            let slots = Slots { list: 0, count, table: 0 };
             let step = 4099;
             let mut hits = std::vec![0u32; count as usize];
             for random in (0..u32::MAX).step_by(step) {

@@ -93,17 +93,23 @@ impl AffinityKey {
     }
 }
 
-/// Chooses an endpoint for a new connection. Calls `client` only if the Service has affinity.
-/// Returns `None` if the chosen slot was removed after the Service was read.
+/// Chooses an endpoint for a new connection: the last one of the client if the Service has
+/// affinity, otherwise that of `slot`. Calls `client` only if the Service has affinity. Returns
+/// `None` if the chosen slot was removed after the Service was read.
 #[inline(always)]
 pub fn choose_endpoint(
     tables: &impl Tables,
     service: &ServiceValue,
     slots: Slots,
     client: impl FnOnce() -> AffinityKey,
+    slot: impl FnOnce() -> u32,
 ) -> Option<Endpoint> {
+    let new_endpoint = || {
+        let key = EndpointKey { service: service.service, list: slots.list, slot: slot() };
+        tables.endpoint(&key)
+    };
     if service.affinity_seconds == 0 {
-        return random_endpoint(tables, service, slots);
+        return new_endpoint();
     }
     let key = client();
     let now = tables.now_ns();
@@ -114,7 +120,7 @@ pub fn choose_endpoint(
         {
             last.endpoint
         }
-        _ => random_endpoint(tables, service, slots)?,
+        _ => new_endpoint()?,
     };
     tables.set_affinity(&key, &AffinityValue { endpoint, zero: 0, used_ns: now });
     Some(endpoint)
@@ -129,13 +135,4 @@ pub fn is_serving(tables: &impl Tables, service: u32, endpoint: Endpoint) -> boo
 #[inline(always)]
 fn is_in_list(tables: &impl Tables, service: u32, list: u32, endpoint: Endpoint) -> bool {
     tables.is_member(&MemberKey { service, list, endpoint })
-}
-
-#[inline(always)]
-fn random_endpoint(tables: &impl Tables, service: &ServiceValue, slots: Slots) -> Option<Endpoint> {
-    tables.endpoint(&EndpointKey {
-        service: service.service,
-        list: slots.list,
-        slot: slots.pick(tables.random()),
-    })
 }

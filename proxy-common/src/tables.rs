@@ -4,7 +4,7 @@ use crate::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, Endpoint, EndpointKey, Flow, FlowKey,
-        FragmentKey, FragmentValue, MemberKey, NodeValue, ProgramError, ServiceEvent, ServiceKey,
+        FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue, ProgramError, ServiceEvent, ServiceKey,
         ServiceValue,
     },
     link::direct::DirectProgress,
@@ -21,6 +21,8 @@ pub trait Tables {
     fn service(&self, key: &ServiceKey) -> Option<ServiceValue>;
     /// Looks up the endpoint in a slot.
     fn endpoint(&self, key: &EndpointKey) -> Option<Endpoint>;
+    /// Looks up an entry of a page of a Maglev table.
+    fn maglev_slot(&self, key: &MaglevKey, entry: u32) -> Option<u16>;
     /// Returns true if an endpoint is in a list.
     fn is_member(&self, key: &MemberKey) -> bool;
     /// Returns true if node ports are served on an address.

@@ -122,7 +122,10 @@ mod tests {
 
     #[test]
     fn inside_slots_do_not_depend_on_outside_slots() {
-        assert_eq!(for_socket(&service(3, 0), unused), Verdict::Translate(Slots { list: 0, count: 3 }));
+        assert_eq!(
+            for_socket(&service(3, 0), unused),
+            Verdict::Translate(Slots { list: 0, count: 3, table: 0 })
+        );
     }
 
     #[test]
@@ -136,7 +139,7 @@ mod tests {
 
     #[test]
     fn source_ranges_apply_to_what_is_known_of_the_source() {
-        let allowed = Verdict::Translate(Slots { list: 0, count: 1 });
+        let allowed = Verdict::Translate(Slots { list: 0, count: 1, table: 0 });
         let denied = Verdict::Drop(DropReason::SourceNotAllowed);
         let ranged = |more| service(1, flags::SOURCE_RANGES | more);
         for (source, more, verdict) in [

@@ -60,16 +60,20 @@ impl Outcome {
     }
 }
 
+/// Chooses an endpoint for a connection or conversation of a socket.
+#[inline(always)]
+fn choose_endpoint<H: Hook>(ctx: &SockAddr, service: &ServiceValue, slots: Slots) -> Option<Endpoint> {
+    let tables = &Kernel::<H>::NEW;
+    let client = || AffinityKey::of_sockets(ctx.netns(), service.service);
+    service::choose_endpoint(tables, service, slots, client, || slots.pick(tables.random()))
+}
+
 /// Handles `connect`.
 #[inline(always)]
 pub fn connect<H: Hook>(ctx: &SockAddr) -> Outcome {
     let Some(protocol) = Protocol::of_socket(ctx.protocol()) else { return Outcome::Proceed };
     let destination = ctx.address::<H::Family>();
-    let choose = |service: &ServiceValue, slots| {
-        service::choose_endpoint(&Kernel::<H>::NEW, service, slots, || {
-            AffinityKey::of_sockets(ctx.netns(), service.service)
-        })
-    };
+    let choose = |service: &ServiceValue, slots| choose_endpoint::<H>(ctx, service, slots);
     match resolve::<H>(ctx, &destination, protocol, || false, choose) {
         Resolution::Pass => {
             remove_connection(ctx, protocol);
@@ -244,9 +248,7 @@ fn endpoint_of_flow<H: Hook>(
     let endpoint = match maps::udp_flow(&flow) {
         Some(last) if service::is_serving(&Kernel::<H>::NEW, service.service, last) => last,
         _ => {
-            let chosen = service::choose_endpoint(&Kernel::<H>::NEW, service, slots, || {
-                AffinityKey::of_sockets(ctx.netns(), service.service)
-            })?;
+            let chosen = choose_endpoint::<H>(ctx, service, slots)?;
             Kernel::<H>::NEW.set_udp_flow(&flow, &chosen);
             Kernel::<H>::NEW.count_service(service.service, ServiceEvent::Connection);
             trace::socket::<H>(ctx, Counter::FlowsBegun, service.service, destination, &chosen);

@@ -21,6 +21,7 @@ pub fn ebpf(config: &Config, launcher: &Launcher) -> EbpfSettings {
         cgroup_root: ebpf.cgroup_root.clone(),
         pin_dir: ebpf.pin_dir.clone(),
         map_sizes: ebpf.map_sizes,
+        table_size: ebpf.maglev_table_size,
         link_attachment: LinkAttachment::Probe,
         marks: marks(ebpf.masquerade_mark),
         netfilter_masquerades: config.model.masquerade_ports.is_none()

@@ -24,6 +24,7 @@ const NOT_COMPARED: &[(&str, &str)] = &[
     ("direct-path-and-filters-of-others", "a filter on the pod's link drops"),
     ("forward-policy-drop-legacy", "the policy of FORWARD drops"),
     ("forward-policy-drop-nft", "the policy of FORWARD drops"),
+    ("maglev", "the port of the client decides"),
     ("original-destination-in-forward", "a rule in FORWARD drops"),
     ("path-mtu-behind-other-node", "a datagram is too big"),
     ("path-mtu-of-local-pod", "a datagram is too big"),
@@ -32,8 +33,8 @@ const NOT_COMPARED: &[(&str, &str)] = &[
     ("redirect-in-a-pod", "the pod redirects its own connections"),
 ];
 
-/// Returns the request for a flow of a case. `None` if it opens no connection, or if its case is not
-/// compared.
+/// Returns the request for a flow of a case. `None` if it opens no connection, or if its case is
+/// not compared.
 pub fn request(case: &Case, flow: &Flow) -> Option<NamedQuestion> {
     let Action::Connect(ConnectRequest { to, protocol, sources, .. }) = &flow.action else { return None };
     if NOT_COMPARED.iter().any(|(name, _)| *name == case.name) {

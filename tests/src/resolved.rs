@@ -6,7 +6,7 @@ use std::{
 };
 
 use proxy_userspace::model::{
-    Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedEndpoint, ResolvedPort,
+    Balance, Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedEndpoint, ResolvedPort,
     ServicePortKey, ServicePortName, TrafficPolicy,
 };
 
@@ -41,5 +41,6 @@ pub fn port(address: SocketAddr, endpoints: &[SocketAddr]) -> ResolvedPort {
         external_policy: TrafficPolicy::Cluster,
         source_ranges: Vec::new(),
         health_check_node_port: None,
+        balance: Balance::Random,
     }
 }

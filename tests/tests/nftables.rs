@@ -24,8 +24,8 @@ use proxy_userspace::{
     },
     metrics::Metrics,
     model::{
-        DetectLocalMode, Dirty, InterfaceGlobs, IpFamily, ModelSettings, NodeFacts, NodePortAddresses,
-        Snapshot,
+        Balance, DetectLocalMode, Dirty, InterfaceGlobs, IpFamily, ModelSettings, NodeFacts,
+        NodePortAddresses, Snapshot,
     },
     sync::{Inputs, Inspector, Outputs, SyncLoop, SyncPeriods, SyncSettings},
     watch::ManifestSource,
@@ -204,6 +204,7 @@ fn settings() -> ModelSettings {
         masquerade_all: false,
         masquerade_ports: None,
         masquerades_with_direct_path: false,
+        balance: Balance::Random,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),
     }

@@ -3,8 +3,9 @@
 
 use super::{
     AffinityKey, AffinityValue, BridgeAddress, Connection, DirectFlow, DirectKey, Endpoint, EndpointKey,
-    EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey, NodeValue,
-    ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket,
+    EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MaglevPage, MasqueradeSubnet,
+    MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange,
+    UdpSocket,
 };
 use crate::{Addr, prefilter::PrefilterTable};
 
@@ -33,6 +34,8 @@ macro_rules! for_each_map {
                 size source_ranges = 65536 "sourceRanges"; // `loadBalancerSourceRanges`.
             NODE_ADDRESSES "node_addresses" HashMap<Addr, u8> Config
                 size node_addresses = 4096 "nodeAddresses"; // Addresses that serve node ports.
+            MAGLEV "maglev" HashMap<MaglevKey, MaglevPage> Config
+                size maglev = 131072 "maglev"; // Pages of 216 entries. A table has 76 by default.
             NODE "node" Array<u32, NodeValue> Config fixed 1;
             AFFINITY "affinity" LruHashMap<AffinityKey, AffinityValue> State
                 size affinity = 65536 "affinity"; // Clients of Services with affinity.
@@ -144,7 +147,7 @@ macro_rules! derive_from_table {
         pub const SIZE_SETTINGS: &[SizeSetting] =
             &[$($($(size_setting!($name $setting $default),)?)?)*];
 
-        /// The numbers of entries of the maps. In the first five maps, an unused entry costs 16
+        /// The numbers of entries of the maps. In the first six maps, an unused entry costs 16
         /// bytes. The other maps take all their memory when they are created.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct MapSizes {

@@ -9,7 +9,7 @@ use crate::{Addr, Protocol};
 
 /// The version of the layout. Every change of a key or value raises it. A process that finds pinned
 /// maps of another version builds its own maps next to them.
-pub const LAYOUT_VERSION: u32 = 12;
+pub const LAYOUT_VERSION: u32 = 13;
 
 /// Declares the type of a key or value, and asserts its size and that it has no padding.
 macro_rules! map_type {
@@ -153,6 +153,9 @@ pub mod flags {
     pub const MASQUERADE_INSIDE: u16 = 1 << 5;
     /// Packets of clients outside are masqueraded.
     pub const MASQUERADE_OUTSIDE: u16 = 1 << 6;
+    /// Clients outside get an endpoint by a Maglev table of this
+    /// [`TableSize`](crate::maglev::TableSize), not at random. 0 is no table.
+    pub const MAGLEV_SIZE: u16 = 0b1111 << 8;
 }
 
 map_type! {
@@ -176,6 +179,39 @@ map_type! {
         /// has it yet, the change is not complete.
         generation: u32,
     }
+}
+
+map_type! {
+    /// Key of `maglev`: a page of the Maglev table of a list.
+    MaglevKey, 16 {
+        /// [`ServiceValue::service`].
+        service: u32,
+        /// [`List`].
+        list: u32,
+        /// The number of entries of the table. A table of another size has other keys, so that
+        /// pages of two tables are never mixed.
+        size: u32,
+        /// The page, from 0 on. The last one may be shorter than the others.
+        page: u32,
+    }
+}
+
+map_type! {
+    /// Value of `maglev`.
+    MaglevPage, 432 {
+        /// Slots of the list, or [`MaglevPage::NO_SLOT`] behind the last entry of the table.
+        slots: [u16; MaglevPage::SLOTS as usize],
+    }
+}
+
+impl MaglevPage {
+    /// The entries of a page. With the headers that the kernel adds, a page takes 504 bytes, just
+    /// less than an allocation of 512.
+    pub const SLOTS: u32 = 216;
+    /// No slot.
+    pub const NO_SLOT: u16 = u16::MAX;
+    /// A page without entries.
+    pub const EMPTY: Self = Self { slots: [Self::NO_SLOT; Self::SLOTS as usize] };
 }
 
 map_type! {

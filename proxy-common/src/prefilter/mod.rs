@@ -14,7 +14,7 @@
 pub mod sized;
 
 use crate::{
-    Addr,
+    Addr, hash,
     layout::{Direction, Endpoint, Flow, FlowKey},
 };
 
@@ -59,10 +59,6 @@ const _: () = assert!(size_of::<PrefilterTable>() == PrefilterTable::LENGTH as u
 /// What the prefilter has of an address and port: a hash, from which its word and bits follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefilterItem(u64);
-
-/// The factors of the hash function: odd numbers with well mixed bits (Steele, Lea and Flood, "Fast
-/// splittable pseudorandom number generators", 2014).
-const FACTORS: [u64; 3] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
 
 /// Makes the hash of an endpoint differ from that of a frontend with the same address. Any word
 /// works that no address begins with.
@@ -119,14 +115,9 @@ impl PrefilterItem {
     }
 
     #[inline(always)]
-    const fn of_words([a, b, c, d]: [u32; 4], port: u16) -> Self {
-        let high = (a as u64) << 32 | b as u64;
-        let low = (c as u64) << 32 | d as u64;
-        // Not added to `low`, where ports and IPv4 addresses would add up to the same sums.
-        let mixed =
-            high.wrapping_add((port as u64) << 17).wrapping_mul(FACTORS[0]) ^ low.wrapping_mul(FACTORS[1]);
-        // The low bits of the product are mixed least, and are not used.
-        Self((mixed ^ mixed >> 29).wrapping_mul(FACTORS[2]))
+    const fn of_words(words: [u32; 4], port: u16) -> Self {
+        // The low bits of the hash are mixed least, and are not used.
+        Self(hash::of_address(words, port))
     }
 }
 

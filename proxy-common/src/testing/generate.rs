@@ -8,9 +8,10 @@ use super::{Addresses, ChecksumState, ConfigMaps, Extension, Hook, InputFrame, P
 use crate::{
     Protocol,
     layout::{
-        Endpoint, EndpointKey, EndpointValue, List, LocalDetection, MemberKey, ServiceKey, ServiceValue,
-        flags,
+        Endpoint, EndpointKey, EndpointValue, List, LocalDetection, MaglevKey, MaglevPage, MemberKey,
+        ServiceKey, ServiceValue, flags,
     },
+    maglev::TableSize,
     packet::TcpFlags,
 };
 
@@ -186,8 +187,8 @@ const fn vip(ip: Addresses) -> [SocketAddr; 4] {
     ]
 }
 
-/// Generates the maps that userspace writes. A list has at most one endpoint, so that random
-/// numbers decide nothing.
+/// Generates the maps that userspace writes. A list without a Maglev table has at most one
+/// endpoint, so that random numbers decide nothing.
 pub fn config(ip: Addresses) -> impl Strategy<Value = ConfigMaps> {
     let detection = [LocalDetection::None, LocalDetection::Source, LocalDetection::Link];
     let services = vec_of((any::<bool>(), service(ip)), 8);
@@ -224,6 +225,8 @@ fn service(ip: Addresses) -> impl Strategy<Value = Service> {
         flags::MASQUERADE_INSIDE,
         flags::DROP_WHEN_EMPTY,
         flags::SOURCE_RANGES,
+        SMALL_TABLE,
+        SMALL_TABLE | flags::MASQUERADE_OUTSIDE,
     ];
     (
         [endpoint(), endpoint()],
@@ -234,13 +237,30 @@ fn service(ip: Addresses) -> impl Strategy<Value = Service> {
     )
 }
 
+/// The flags of the smallest Maglev table.
+const SMALL_TABLE: u16 = 1 << 8;
+
+/// Gives the list for clients outside a second endpoint, and a Maglev table without its second
+/// page. Some entries of the first page have no slot.
+fn put_table(config: &mut ConfigMaps, key: EndpointKey, first: EndpointValue) {
+    let Endpoint { addr, port, .. } = first.endpoint;
+    let second = EndpointValue { endpoint: Endpoint::new(addr, port + 1), ..first };
+    config.endpoints.insert(EndpointKey { slot: 1, ..key }, second);
+    config.members.insert(MemberKey { service: key.service, list: key.list, endpoint: second.endpoint });
+    let size = TableSize::of_flags(SMALL_TABLE).expect("a size").entries();
+    let slots = core::array::from_fn(|entry| [0, 1, MaglevPage::NO_SLOT][entry % 3]);
+    let page = MaglevKey { service: key.service, list: key.list, size, page: 0 };
+    config.maglev.insert(page, MaglevPage { slots });
+}
+
 fn put(config: &mut ConfigMaps, number: u32, protocol: Protocol, vip: SocketAddr, service: &Service) {
     let ([inside, outside], serving, flags, affinity_seconds, generation) = service.clone();
+    let has_table = outside.is_some() && flags & SMALL_TABLE != 0;
     let value = ServiceValue {
         service: number,
         generation,
         inside_count: inside.is_some().into(),
-        outside_count: outside.is_some().into(),
+        outside_count: if has_table { 2 } else { outside.is_some().into() },
         affinity_seconds,
         inside_list: List::Cluster as u8,
         outside_list: List::Local as u8,
@@ -255,8 +275,12 @@ fn put(config: &mut ConfigMaps, number: u32, protocol: Protocol, vip: SocketAddr
     for (list, endpoint) in in_slots {
         let endpoint = Endpoint::new(endpoint.ip().into(), endpoint.port());
         let value = EndpointValue { endpoint, generation };
-        config.endpoints.insert(EndpointKey { service: number, list, slot: 0 }, value);
+        let key = EndpointKey { service: number, list, slot: 0 };
+        config.endpoints.insert(key, value);
         config.members.insert(MemberKey { service: number, list, endpoint });
+        if has_table && list == List::Local.number() {
+            put_table(config, key, value);
+        }
     }
     for endpoint in serving {
         let endpoint = Endpoint::new(endpoint.ip().into(), endpoint.port());

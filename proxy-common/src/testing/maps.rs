@@ -7,9 +7,9 @@ use crate::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, EndpointKey, EndpointValue, Flow,
-        FlowKey, FragmentKey, FragmentValue, LAYOUT_VERSION, LocalDetection, Masquerading, MemberKey,
-        NewFlows, NodeValue, ProgramError, STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue,
-        SocketScope,
+        FlowKey, FragmentKey, FragmentValue, LAYOUT_VERSION, LocalDetection, MaglevKey, MaglevPage,
+        Masquerading, MemberKey, NewFlows, NodeValue, ProgramError, STATE_LAYOUT_VERSION, ServiceCounts,
+        ServiceKey, ServiceValue, SocketScope,
     },
     prefilter::PrefilterItem,
 };
@@ -21,6 +21,8 @@ pub struct ConfigMaps {
     pub services: BTreeMap<ServiceKey, ServiceValue>,
     /// `endpoints`.
     pub endpoints: BTreeMap<EndpointKey, EndpointValue>,
+    /// `maglev`.
+    pub maglev: BTreeMap<MaglevKey, MaglevPage>,
     /// `members`.
     pub members: BTreeSet<MemberKey>,
     /// `source_ranges`: the service, and the address and length of the prefix, of 128 bits.
@@ -46,6 +48,7 @@ impl Default for ConfigMaps {
         Self {
             services: BTreeMap::new(),
             endpoints: BTreeMap::new(),
+            maglev: BTreeMap::new(),
             members: BTreeSet::new(),
             source_ranges: BTreeSet::new(),
             node_addresses: BTreeSet::new(),

@@ -10,8 +10,8 @@ use crate::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, Endpoint, EndpointKey, Flow, FlowKey,
-        FragmentKey, FragmentValue, MemberKey, NodeValue, ProgramError, ServiceCounts, ServiceEvent,
-        ServiceKey, ServiceValue, SocketScope, flow_state,
+        FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue, ProgramError, ServiceCounts,
+        ServiceEvent, ServiceKey, ServiceValue, SocketScope, flow_state,
     },
     link::{self, Outcome, direct::DirectProgress},
     packet::{Frame as _, TcpFlags},
@@ -107,6 +107,10 @@ impl Tables for MemoryMaps {
 
     fn endpoint(&self, key: &EndpointKey) -> Option<Endpoint> {
         self.config.endpoints.get(key).map(|value| value.endpoint)
+    }
+
+    fn maglev_slot(&self, key: &MaglevKey, entry: u32) -> Option<u16> {
+        self.config.maglev.get(key)?.slots.get(entry as usize).copied()
     }
 
     fn is_member(&self, key: &MemberKey) -> bool {

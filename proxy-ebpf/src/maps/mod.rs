@@ -5,7 +5,7 @@
 mod records;
 mod sockets;
 
-use core::marker::PhantomData;
+use core::{hint::black_box, marker::PhantomData};
 
 use aya_ebpf::{
     Global,
@@ -17,9 +17,10 @@ use proxy_common::{
     Addr, for_each_map,
     layout::{
         AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, DirectFlow, DirectKey, Endpoint,
-        EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey,
-        NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts, ServiceEvent, ServiceKey,
-        ServiceValue, SocketPeer, SocketScope, SourceRange, UdpSocket, flow_state, service_slot,
+        EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MaglevPage,
+        MasqueradeSubnet, MemberKey, NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts,
+        ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SocketScope, SourceRange, UdpSocket, flow_state,
+        service_slot,
     },
     link::direct::DirectProgress,
     packet::TcpFlags,
@@ -152,6 +153,15 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     fn endpoint(&self, key: &EndpointKey) -> Option<Endpoint> {
         // SAFETY: the endpoint is copied before any other map operation.
         unsafe { ENDPOINTS.get(key) }.map(|value| value.endpoint)
+    }
+
+    #[inline(always)]
+    fn maglev_slot(&self, key: &MaglevKey, entry: u32) -> Option<u16> {
+        // SAFETY: the slot is copied before any other map operation.
+        let page = unsafe { MAGLEV.get(key) }?;
+        // The verifier does not follow a remainder. Without the black box, the compiler leaves out
+        // the comparison from which the verifier knows the limit.
+        page.slots.get(black_box(entry) as usize).copied()
     }
 
     #[inline(always)]
@@ -332,7 +342,7 @@ impl<P: EntryPoint> Tables for Kernel<P> {
         if let Some(entry) = DIRECT_FLOWS.get_ptr_mut(key) {
             // SAFETY: as in `touch_flow`. If the kernel gave the element to another flow between
             // the comparison and the writes, that flow takes the direct path for half a second
-            // more.
+            // more, with packets as long as this one.
             unsafe {
                 if (*entry).is_same_but_for_time(flow) {
                     (*entry).longest = flow.longest;

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
-use proxy_common::layout::MapSizes;
+use proxy_common::{layout::MapSizes, maglev::TableSize};
 
 use super::{
     effective::EffectiveSettings,
@@ -116,6 +116,8 @@ pub struct EbpfConfig {
     pub links_path: LinksPath,
     /// Which packets take the direct path.
     pub links_direct: LinksDirect,
+    /// The smallest number of entries of a Maglev table.
+    pub maglev_table_size: TableSize,
     /// Whose sockets are served.
     pub sockets_scope: SocketsScope,
 }

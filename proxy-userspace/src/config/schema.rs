@@ -85,6 +85,8 @@ const NOT_NEGATIVE: Kind = Kind::Integer { min: 0, max: i32::MAX as i64 };
 const BIT: Kind = Kind::Integer { min: 0, max: 31 };
 /// 2^26 entries need more memory than a node has.
 const MAP_SIZE: Kind = Kind::Integer { min: 16, max: 1 << 26 };
+/// The sizes of Maglev tables; not every number between them is one.
+const TABLE_SIZE: Kind = Kind::Integer { min: 251, max: 262_139 };
 /// One counter takes 80 bytes, so a CPU has at most 5 MiB of counters.
 const COUNTED: Kind = Kind::Integer { min: 1, max: 65_535 };
 
@@ -176,6 +178,8 @@ const FIELDS: &[Field] = &[
     field_of("shunt.links.direct", Kind::OneOf(LinksDirect::NAMES)).default("learned").only_in(EBPF),
     field_of("shunt.links.masquerade", Kind::OneOf(LinksMasquerade::NAMES)).default("auto").only_in(EBPF),
     field_of("shunt.links.masqueradePorts", Kind::Text).default("1024-29999").only_in(EBPF),
+    field_of("shunt.links.maglev", Kind::Bool).default("false").only_in(EBPF),
+    field_of("shunt.links.maglevTableSize", TABLE_SIZE).default("16381").only_in(EBPF),
     field_of("shunt.sockets.scope", Kind::OneOf(SocketsScope::NAMES)).default("auto").only_in(EBPF),
     field_of("shunt.ebpf.cgroupRoot", Kind::Text),
     field_of("shunt.ebpf.pinDir", Kind::Text).default(bpf::DEFAULT_PIN_DIR),

@@ -206,7 +206,7 @@ mod tests {
     use super::*;
     use crate::{
         kernel::ipvs::VirtualKey,
-        model::{Frontend, FrontendKind, TrafficPolicy, testing::key},
+        model::{Balance, Frontend, FrontendKind, TrafficPolicy, testing::key},
     };
 
     const SECOND: u64 = 1_000_000_000;
@@ -232,6 +232,7 @@ mod tests {
             external_policy: TrafficPolicy::Cluster,
             source_ranges: Vec::new(),
             health_check_node_port: None,
+            balance: Balance::Random,
         };
         AffinityPort { key: key("shop/web", ""), port: port.into() }
     }

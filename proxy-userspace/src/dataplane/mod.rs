@@ -106,8 +106,8 @@ pub trait Dataplane {
         FailureScope::Everything
     }
 
-    /// Returns why the mode serves no SCTP port on this node, if that is so. Only called if there are
-    /// SCTP ports.
+    /// Returns why the mode serves no SCTP port on this node, if that is so. Only called if there
+    /// are SCTP ports.
     fn lacks_sctp(&self) -> Option<&'static str> {
         None
     }
@@ -171,6 +171,11 @@ pub trait Dataplane {
     /// Returns how full the kernel's maps are, for metrics.
     fn map_fill(&self, _state: &Self::State) -> Vec<MapFill> {
         Vec::new()
+    }
+
+    /// Returns how many service ports have Maglev tables. `None` in a mode without such tables.
+    fn maglev_count(&self) -> Option<MaglevCount> {
+        None
     }
 }
 
@@ -280,6 +285,15 @@ pub struct MapFill {
     pub entries: usize,
     /// The maximum number of entries.
     pub capacity: u32,
+}
+
+/// How many service ports have Maglev tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MaglevCount {
+    /// Those that have them.
+    pub with_tables: usize,
+    /// Those for whose tables the map has no room.
+    pub without_room: usize,
 }
 
 /// Returns how full the maps are that programs of the ebpf mode have, with or without a process.

@@ -4,7 +4,7 @@ use std::{error::Error, sync::Arc};
 
 use super::{
     BackstopStatus, Dataplane, DisplacedLink, FailureScope, Held, HeldReader, KernelCounts, LeftOutPort,
-    MapFill, ModeMetricsReader, PlanSize, conntrack::StaleUdpDeletion, ebpf::TracingPrograms,
+    MaglevCount, MapFill, ModeMetricsReader, PlanSize, conntrack::StaleUdpDeletion, ebpf::TracingPrograms,
     sctp_ports::SctpPorts,
 };
 use crate::{
@@ -92,6 +92,11 @@ pub trait Renderer: Send {
 
     /// See [`Dataplane::map_fill`]. Empty if there is no state.
     fn map_fill(&self) -> Vec<MapFill>;
+
+    /// See [`Dataplane::maglev_count`].
+    fn maglev_count(&self) -> Option<MaglevCount> {
+        None
+    }
 
     /// See [`Dataplane::held_reader`].
     fn held_reader(&self) -> Option<HeldReader> {
@@ -232,6 +237,10 @@ where
 
     fn map_fill(&self) -> Vec<MapFill> {
         self.state.as_ref().map_or_else(Vec::new, |state| self.dataplane.map_fill(state))
+    }
+
+    fn maglev_count(&self) -> Option<MaglevCount> {
+        self.dataplane.maglev_count()
     }
 
     fn held_reader(&self) -> Option<HeldReader> {

@@ -10,8 +10,8 @@ use crate::{
     dataplane::ebpf::{leaves_pods_to_links, masquerades},
     mode::Mode,
     model::{
-        Exclusion, FrontendKind, Hints, IpFamily, KnownEndpoint, NoEndpointVerdict, Owner, ResolvedEndpoint,
-        TrafficPolicy,
+        Balance, Exclusion, FrontendKind, Hints, IpFamily, KnownEndpoint, NoEndpointVerdict, Owner,
+        ResolvedEndpoint, ResolvedPort, TrafficPolicy,
     },
 };
 
@@ -41,8 +41,26 @@ impl Connection<'_> {
         } else if list.is_empty() {
             self.without_endpoints()
         } else {
-            (Verdict::Translate, format!("one of {} endpoints", list.len()))
+            (Verdict::Translate, format!("one of {} endpoints{}", list.len(), self.chosen_by(list, policy)))
         };
+    }
+
+    /// Says by what an endpoint is chosen, unless at random.
+    fn chosen_by(&self, list: &[ResolvedEndpoint], policy: TrafficPolicy) -> &'static str {
+        let ResolvedPort { balance, affinity_timeout, .. } = self.owner.port.as_ref();
+        let is_on_links = self.seen.rules == Some(Mode::Ebpf) && !self.seen.is_socket();
+        if *balance != Balance::Maglev || !is_on_links || self.is_inside() || list.len() < 2 {
+            return "";
+        }
+        // With policy Local, each node has a list of its own.
+        match (affinity_timeout, policy) {
+            (None, TrafficPolicy::Cluster) => {
+                ", by the client's address and port: the same on every node (Maglev)"
+            }
+            (Some(_), TrafficPolicy::Cluster) => ", by the client's address: the same on every node (Maglev)",
+            (None, TrafficPolicy::Local) => ", by the client's address and port (Maglev)",
+            (Some(_), TrafficPolicy::Local) => ", by the client's address (Maglev)",
+        }
     }
 
     fn is_external(&self) -> bool {

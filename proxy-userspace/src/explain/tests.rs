@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::model::{
-    Delta, EndpointSlice, ModelSettings, Node, PodPlace, Service, ServicePort, ServiceType, SessionAffinity,
-    TrafficPolicy, WatchEvent,
+    Balance, Delta, EndpointSlice, ModelSettings, Node, PodPlace, Service, ServicePort, ServiceType,
+    SessionAffinity, TrafficPolicy, WatchEvent,
     testing::{cidrs, endpoint, facts, ip, node, port_number, service, settings, slice},
 };
 
@@ -110,6 +110,19 @@ fn other_ports_and_addresses_are_told_apart() {
         assert_eq!(explained.verdict, verdict, "{mode} {to}");
         assert!(explained.reason.contains(part), "{mode} {to}: {}", explained.reason);
     }
+}
+
+#[test]
+fn choice_by_a_table_is_said_for_clients_on_links() {
+    let model = model(|web| web.balance = Some(Balance::Maglev));
+    let reason = |mode, client| ask(&model, mode, client, "10.96.0.1:80").reason;
+    let outside = || Client::Address(ip("198.51.100.9"));
+    assert_eq!(
+        reason(Mode::Ebpf, outside()),
+        "one of 2 endpoints, by the client's address and port: the same on every node (Maglev)"
+    );
+    assert_eq!(reason(Mode::Ebpf, Client::Node), "one of 2 endpoints", "its sockets choose at random");
+    assert_eq!(reason(Mode::Nftables, outside()), "one of 2 endpoints", "the mode has no tables");
 }
 
 #[test]

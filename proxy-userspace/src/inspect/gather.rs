@@ -141,6 +141,7 @@ pub(super) fn service(
         internal_traffic_policy: port.internal_policy.name().to_owned(),
         external_traffic_policy: port.external_policy.name().to_owned(),
         affinity_seconds: port.affinity_timeout.map(Into::into),
+        balance: port.balance.name().to_owned(),
         source_ranges: port.source_ranges.iter().map(ToString::to_string).collect(),
         eligible_endpoints: endpoints.iter().filter(|endpoint| endpoint.is_eligible).count(),
         total_endpoints: endpoints.len(),

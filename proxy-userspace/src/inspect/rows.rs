@@ -57,6 +57,9 @@ pub struct ServiceRow {
     pub external_traffic_policy: String,
     /// The timeout of `ClientIP` affinity.
     pub affinity_seconds: Option<u32>,
+    /// How clients from outside get an endpoint: `random` or `maglev`.
+    #[serde(default)]
+    pub balance: String,
     /// Source ranges of load-balancer addresses.
     pub source_ranges: Vec<String>,
     /// Endpoints that some client may get.
@@ -116,7 +119,16 @@ const SERVICE_COLUMNS: [&str; 10] = [
 impl Row for ServiceRow {
     const COLUMNS: (&'static [&'static str], &'static [&'static str]) = (
         &SERVICE_COLUMNS,
-        &["INTERNAL", "EXTERNAL", "AFFINITY", "SOURCE RANGES", "BYTES IN", "BYTES OUT", "PROGRAMMED"],
+        &[
+            "INTERNAL",
+            "EXTERNAL",
+            "AFFINITY",
+            "BALANCE",
+            "SOURCE RANGES",
+            "BYTES IN",
+            "BYTES OUT",
+            "PROGRAMMED",
+        ],
     );
 
     fn cells(&self) -> Vec<String> {
@@ -150,6 +162,7 @@ impl Row for ServiceRow {
             self.internal_traffic_policy.clone(),
             self.external_traffic_policy.clone(),
             self.affinity_seconds.map_or("-".to_owned(), |seconds| format!("{seconds}s")),
+            or_dash(&self.balance),
             or_dash(&self.source_ranges.join(",")),
             count(|counts| counts.bytes_to_endpoints),
             count(|counts| counts.bytes_to_clients),

@@ -69,6 +69,7 @@ pub struct Metrics {
     conntrack_deleted: Family<Labels<1>, Counter>,
     map_entries: Family<Labels<1>, Gauge>,
     map_capacity: Family<Labels<1>, Gauge>,
+    maglev_service_ports: Family<Labels<1>, Gauge>,
     links_left_out: Gauge,
     links_displaced: Family<TextLabels, Gauge>,
     service_ports_left_out: Family<Labels<1>, Gauge>,

@@ -5,7 +5,8 @@ use std::sync::PoisonError;
 use super::{Fallback, Metrics, gauge_value};
 use crate::{
     dataplane::{
-        BackstopStatus, DisplacedLink, KernelCounts, LeftOutReason, MapFill, ModeMetricsReader, ServiceCount,
+        BackstopStatus, DisplacedLink, KernelCounts, LeftOutReason, MaglevCount, MapFill, ModeMetricsReader,
+        ServiceCount,
     },
     model::LinkPath,
 };
@@ -41,6 +42,7 @@ impl Metrics {
         for reason in LeftOutReason::ALL {
             self.set_service_ports_left_out(reason, 0);
         }
+        self.set_maglev(MaglevCount::default());
         self.map_entries.clear();
         self.map_capacity.clear();
     }
@@ -105,6 +107,14 @@ impl Metrics {
     pub fn set_map_fill(&self, fill: MapFill) {
         self.map_entries.get_or_create(&[("map", fill.map)]).set(gauge_value(fill.entries));
         self.map_capacity.get_or_create(&[("map", fill.map)]).set(fill.capacity.into());
+    }
+
+    /// Sets how many service ports have Maglev tables.
+    pub fn set_maglev(&self, count: MaglevCount) {
+        let MaglevCount { with_tables, without_room } = count;
+        for (state, ports) in [("with_tables", with_tables), ("without_room", without_room)] {
+            self.maglev_service_ports.get_or_create(&[("state", state)]).set(gauge_value(ports));
+        }
     }
 
     /// Sets the number of service ports that are left out for this reason.

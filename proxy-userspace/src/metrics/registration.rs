@@ -109,6 +109,8 @@ fn shunt_metrics(metrics: &Metrics, to: &mut Registry) {
             "1 while the mode auto runs another mode than the one that it prefers, by reason";
         map_entries: "map_entries", "Entries in a map of the dataplane";
         map_capacity: "map_capacity", "Capacity of a map of the dataplane, in entries";
+        maglev_service_ports: "maglev_service_ports",
+            "Service ports that have Maglev tables, and those for whose tables the map has no room";
         links_left_out: "links_left_out",
             "Links without link programs, because a foreign qdisc leaves no room for them";
         links_displaced: "links_displaced",

@@ -45,7 +45,7 @@ fn used_metrics() -> Metrics {
 }
 
 /// The names of metrics, except those that depend on the kernel, and their kinds.
-const KINDS: [(&str, &str); 45] = [
+const KINDS: [(&str, &str); 46] = [
     ("kubeproxy_conntrack_reconciler_deleted_entries_total", "counter"),
     ("kubeproxy_conntrack_reconciler_sync_duration_seconds", "histogram"),
     ("kubeproxy_network_programming_duration_seconds", "histogram"),
@@ -78,6 +78,7 @@ const KINDS: [(&str, &str); 45] = [
     ("shunt_fell_back", "gauge"),
     ("shunt_links_displaced", "gauge"),
     ("shunt_links_left_out", "gauge"),
+    ("shunt_maglev_service_ports", "gauge"),
     ("shunt_map_capacity", "gauge"),
     ("shunt_map_entries", "gauge"),
     ("shunt_mode", "gauge"),

@@ -91,6 +91,27 @@ impl TrafficPolicy {
     }
 }
 
+/// How clients from outside get an endpoint of a list (annotation `shunt.dev/balance`). All others
+/// get one at random.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Balance {
+    /// At random.
+    #[default]
+    Random,
+    /// By a Maglev table, which is the same on every node. Only the ebpf mode has such tables.
+    Maglev,
+}
+
+impl Balance {
+    /// Returns the value of the annotation.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::Maglev => "maglev",
+        }
+    }
+}
+
 /// `sessionAffinity`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SessionAffinity {
@@ -166,6 +187,8 @@ pub struct Service {
     /// The Service has the label `service.kubernetes.io/service-proxy-name`, with any value. The
     /// Snapshot does not contain it, even if the source did not filter it.
     pub excluded_by_label: bool,
+    /// Annotation `shunt.dev/balance`. `None` without it: the settings decide.
+    pub balance: Option<Balance>,
 }
 
 impl Service {

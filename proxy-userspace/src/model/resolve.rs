@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedPort, Service, ServicePort,
+    Balance, Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedPort, Service, ServicePort,
     ServicePortKey,
     endpoint_slice_cache::{EndpointInfo, EndpointSliceCache},
     frontend_claims::FrontendClaims,
@@ -34,6 +34,8 @@ pub(super) struct Resolver<'a> {
     pub(super) node: NodeLocation<'a>,
     /// Cluster IPs among these addresses are not served.
     pub(super) link_addresses: &'a BTreeSet<IpAddr>,
+    /// For Services that do not say how clients get an endpoint.
+    pub(super) default_balance: Balance,
 }
 
 /// A Service as this node must serve it.
@@ -70,7 +72,7 @@ impl Resolver<'_> {
         key: &ServicePortKey,
         endpoints: &[EndpointInfo<'_>],
     ) -> ResolvedPort {
-        let mut resolved = service_port::resolve(service, port, key.family);
+        let mut resolved = service_port::resolve(service, port, key.family, self.default_balance);
         set_endpoint_lists(&mut resolved, endpoints, self.node);
         if key.name.protocol == Protocol::Udp {
             // Upstream's `CleanStaleEntries` (`pkg/proxy/conntrack/cleanup.go`) checks only

@@ -5,14 +5,19 @@ use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
 use ipnet::IpNet;
 
 use super::{
-    Frontend, FrontendKind, IpFamily, LoadBalancerIpMode, ResolvedPort, Service, ServicePort, ServicePortKey,
-    ServicePortName, ServiceType, SessionAffinity, TrafficPolicy,
+    Balance, Frontend, FrontendKind, IpFamily, LoadBalancerIpMode, ResolvedPort, Service, ServicePort,
+    ServicePortKey, ServicePortName, ServiceType, SessionAffinity, TrafficPolicy,
 };
 
 /// Resolves a port in a family in which the Service has a cluster IP, like upstream's
 /// `newBaseServiceInfo` (`pkg/proxy/serviceport.go`). The result has all frontends that the Service
 /// claims, and no endpoints.
-pub(super) fn resolve(service: &Service, port: &ServicePort, family: IpFamily) -> ResolvedPort {
+pub(super) fn resolve(
+    service: &Service,
+    port: &ServicePort,
+    family: IpFamily,
+    default_balance: Balance,
+) -> ResolvedPort {
     let frontends = frontends(service, port, family);
     let external_policy =
         if frontends.iter().any(is_external) { external_policy(service) } else { TrafficPolicy::Cluster };
@@ -30,6 +35,7 @@ pub(super) fn resolve(service: &Service, port: &ServicePort, family: IpFamily) -
         external_policy,
         source_ranges: source_ranges(service, family),
         health_check_node_port: health_check_node_port(service),
+        balance: service.balance.unwrap_or(default_balance),
     }
 }
 

@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 use glob::Pattern;
 use ipnet::IpNet;
 
-use super::{LinkName, PortRange};
+use super::{Balance, LinkName, PortRange};
 
 /// `nodePortAddresses`: the node's addresses on which node ports are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,6 +63,8 @@ pub struct ModelSettings {
     pub masquerade_ports: Option<PortRange>,
     /// The link programs begin to masquerade only on a node that has the direct path.
     pub masquerades_with_direct_path: bool,
+    /// How clients from outside get an endpoint of a Service that does not say (`links.maglev`).
+    pub balance: Balance,
     /// The links that are served.
     pub interfaces: InterfaceGlobs,
     /// External IPs of Services are not served (CVE-2020-8554): the feature gate

@@ -11,8 +11,8 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    IpFamily, LinkName, LinkPath, MacAddress, Name, NamespacedName, PortRange, Protocol, SocketScope,
-    TrafficPolicy,
+    Balance, IpFamily, LinkName, LinkPath, MacAddress, Name, NamespacedName, PortRange, Protocol,
+    SocketScope, TrafficPolicy,
 };
 
 /// The name of a service port, like upstream's `ServicePortName`: `namespace/name:port`.
@@ -142,6 +142,8 @@ pub struct ResolvedPort {
     pub source_ranges: Vec<IpNet>,
     /// healthCheckNodePort of a Service of type `LoadBalancer` with externalTrafficPolicy `Local`.
     pub health_check_node_port: Option<NonZeroU16>,
+    /// How clients from outside get an endpoint of their list.
+    pub balance: Balance,
 }
 
 impl ResolvedPort {

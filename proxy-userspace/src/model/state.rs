@@ -253,7 +253,8 @@ impl Model {
         let zone = self.node.as_ref().and_then(|node| node.zone.as_deref()).unwrap_or_default();
         let node = NodeLocation { node_name: &self.settings.node_name, zone };
         let (slices, claims, link_addresses) = (&self.slices, &self.claims, &self.link_addresses);
-        let resolver = Resolver { slices, claims, node, link_addresses };
+        let default_balance = self.settings.balance;
+        let resolver = Resolver { slices, claims, node, link_addresses, default_balance };
         let ResolvedService { ports, health_checks } =
             self.services.get(name).map(|service| resolver.resolve(service)).unwrap_or_default();
         let removed: Vec<_> = self.ports_of(name).filter(|key| !ports.contains_key(key)).collect();

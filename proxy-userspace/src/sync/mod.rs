@@ -343,6 +343,7 @@ impl SyncLoop {
             self.outputs.metrics.set_map_fill(*fill);
         }
         self.outputs.status.set_map_fill(map_fill);
+        self.outputs.metrics.set_maglev(self.renderer.maglev_count().unwrap_or_default());
         left_out::report(self.renderer.left_out(), &self.outputs);
         displaced::report(self.renderer.displaced(), &self.outputs);
         let scope = rendered.as_ref().err().map(RenderError::scope);

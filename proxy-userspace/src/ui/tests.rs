@@ -48,6 +48,7 @@ fn service(name: &str) -> ServiceRow {
         internal_traffic_policy: "Cluster".to_owned(),
         external_traffic_policy: "Local".to_owned(),
         affinity_seconds: None,
+        balance: "random".into(),
         source_ranges: Vec::new(),
         eligible_endpoints: 1,
         total_endpoints: 2,

@@ -21,8 +21,8 @@ use proxy_common::{
     Addr,
     layout::{
         AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, EndpointKey, EndpointValue, Flow,
-        FlowKey, FragmentKey, FragmentValue, MasqueradeSubnet, MemberKey, NodeValue, Program, ProgramError,
-        ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SourceRange,
+        FlowKey, FragmentKey, FragmentValue, MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue,
+        Program, ProgramError, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SourceRange,
     },
     link::Outcome,
     prefilter::{PrefilterItem, PrefilterTable, sized::SizedPrefilter},
@@ -45,6 +45,7 @@ pub(crate) struct Kernel {
     config: Option<ConfigMaps>,
     services: HashMap<MapData, ServiceKey, ServiceValue>,
     endpoints: HashMap<MapData, EndpointKey, EndpointValue>,
+    maglev: HashMap<MapData, MaglevKey, MaglevPage>,
     members: HashMap<MapData, MemberKey, u8>,
     source_ranges: LpmTrie<MapData, SourceRange, u32>,
     node_addresses: HashMap<MapData, Addr, u8>,
@@ -115,6 +116,7 @@ impl Kernel {
             config: None,
             services: map(&mut ebpf, "services"),
             endpoints: map(&mut ebpf, "endpoints"),
+            maglev: map(&mut ebpf, "maglev"),
             members: map(&mut ebpf, "members"),
             source_ranges: map(&mut ebpf, "source_ranges"),
             node_addresses: map(&mut ebpf, "node_addresses"),
@@ -258,6 +260,7 @@ impl FrameRunner for Kernel {
         }
         fill(&mut self.services, &config.services);
         fill(&mut self.endpoints, &config.endpoints);
+        fill(&mut self.maglev, &config.maglev);
         fill(&mut self.members, &members(&config.members));
         fill(&mut self.node_addresses, &members(&config.node_addresses));
         fill(&mut self.exempt_sources, &members(&config.exempt_sources));

@@ -19,7 +19,7 @@ use netlink_packet_route::{
     tc::{TcAttribute, TcFilterBpfOption, TcMessage, TcOption},
 };
 use nix::sched::{CloneFlags, setns, unshare};
-use proxy_common::layout::NodeValue;
+use proxy_common::{layout::NodeValue, maglev::TableSize};
 use proxy_userspace::{
     dataplane::{
         Dataplane as _, PlanSize as _,
@@ -35,8 +35,8 @@ use proxy_userspace::{
         cgroup, links,
     },
     model::{
-        Delta, DetectLocalMode, Dirty, InterfaceGlobs, Model, ModelSettings, NodeFacts, NodePortAddresses,
-        Snapshot, WatchEvent,
+        Balance, Delta, DetectLocalMode, Dirty, InterfaceGlobs, Model, ModelSettings, NodeFacts,
+        NodePortAddresses, Snapshot, WatchEvent,
     },
 };
 use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth};
@@ -112,6 +112,7 @@ impl Bench {
             cgroup_root: cgroup.0.clone(),
             pin_dir: Path::new("/sys/fs/bpf").join(name),
             map_sizes: small_maps(),
+            table_size: TableSize::default(),
             link_attachment: attachment,
             marks: Marks { masquerade: NodeValue::MASQUERADE_MARK, reject: NodeValue::REJECT_MARK },
             netfilter_masquerades: true,
@@ -237,6 +238,7 @@ fn model_settings() -> ModelSettings {
         masquerade_all: false,
         masquerade_ports: None,
         masquerades_with_direct_path: false,
+        balance: Balance::Random,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),
     }

@@ -6,4 +6,5 @@ mod beside;
 mod calls;
 mod daemon;
 mod look;
+mod maglev_tables;
 mod marks;

@@ -15,7 +15,7 @@ use aya::{
     maps::{Map, MapData, MapError, MapInfo},
     programs::{ProgramInfo, loaded_programs},
 };
-use proxy_common::layout::NodeValue;
+use proxy_common::{layout::NodeValue, maglev::TableSize};
 use proxy_userspace::{
     dataplane::{
         Dataplane, PlanSize as _,
@@ -90,6 +90,7 @@ impl Bench {
             cgroup_root: cgroup.path.clone(),
             pin_dir: format!("/sys/fs/bpf/shunt-sockets-{}", process::id()).into(),
             map_sizes: MapSizes { services: 64, endpoints: 256, ..MapSizes::default() },
+            table_size: TableSize::default(),
             link_attachment: LinkAttachment::Probe,
             marks: Marks { masquerade: NodeValue::MASQUERADE_MARK, reject: NodeValue::REJECT_MARK },
             netfilter_masquerades: true,

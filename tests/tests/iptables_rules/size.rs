@@ -13,7 +13,7 @@ use proxy_userspace::{
     },
     kernel::iptables::Backend,
     model::{
-        Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NamespacedName, Protocol,
+        Balance, Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NamespacedName, Protocol,
         ResolvedEndpoint, ResolvedPort, ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
     },
 };
@@ -59,6 +59,7 @@ fn port(number: usize, first_endpoint: IpAddr) -> ResolvedPort {
         external_policy: TrafficPolicy::Cluster,
         source_ranges: Vec::new(),
         health_check_node_port: None,
+        balance: Balance::Random,
     }
 }
 

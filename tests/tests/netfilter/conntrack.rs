@@ -18,8 +18,8 @@ use proxy_userspace::{
         conntrack::{self, AddressPair, Connection, TrackedConnection, UdpFilter, UdpFlow},
     },
     model::{
-        Dirty, Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedEndpoint, ResolvedPort,
-        ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
+        Balance, Dirty, Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedEndpoint,
+        ResolvedPort, ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
     },
 };
 use shunt_tests::deadline::Deadline;
@@ -219,6 +219,7 @@ fn port(service: IpAddr, endpoints: &[SocketAddr]) -> ResolvedPort {
         external_policy: TrafficPolicy::Cluster,
         source_ranges: Vec::new(),
         health_check_node_port: None,
+        balance: Balance::Random,
     }
 }
 

@@ -13,7 +13,7 @@ use proxy_userspace::{
     },
     kernel::command::Launcher,
     model::{
-        Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NamespacedName, Protocol,
+        Balance, Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NamespacedName, Protocol,
         ResolvedEndpoint, ResolvedPort, ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
     },
 };
@@ -156,6 +156,7 @@ pub(crate) fn port(
         external_policy,
         source_ranges: Vec::new(),
         health_check_node_port: None,
+        balance: Balance::Random,
     }
 }
 

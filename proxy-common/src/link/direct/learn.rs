@@ -36,8 +36,8 @@ impl Passage {
 }
 
 /// Learns from a packet that came in on a link of the direct path, went through the stack, and is
-/// translated now. `packet` is read again. `is_masqueraded` says that the programs masqueraded it,
-/// so that it goes to an endpoint.
+/// translated now. `packet` is read again. `is_masqueraded` says that the packet had the mark or
+/// the note for masquerading, so that it goes to an endpoint.
 #[inline(never)]
 pub(in super::super) fn learn<F: Frame, T: Tables>(
     frame: &F,

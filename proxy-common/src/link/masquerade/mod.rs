@@ -69,7 +69,7 @@ pub(super) fn original<F: Frame, T: Tables>(
     }
     if !may_begin(&outgoing) {
         observe(frame, tables, packet, &outgoing);
-    } else if !begin(frame, tables, &mut outgoing) {
+    } else if !begin(frame, tables, packet, &mut outgoing) {
         outgoing.trace(frame, tables, Counter::NotMasqueraded);
         return count_drop(tables, Counter::NotMasqueraded);
     }
@@ -144,15 +144,19 @@ fn may_begin(outgoing: &ClientPacket) -> bool {
 
 /// Finds a source for a new flow and writes its entries. Returns false if there is no source, or if
 /// a TCP segment is of an unknown connection. The client sends such a segment again, and the next
-/// segment of the endpoint restores the entry.
+/// segment of the endpoint restores the entry. An adopted connection gets a source: the same as
+/// before, if that was the first one tried.
 ///
 /// A client that repeats its SYN, or that uses its port again, keeps the source. To the endpoint it
 /// is the same host as before, whose sequence numbers and timestamps increase. The endpoint then
 /// accepts a SYN even if it has the connection in TIME-WAIT (RFC 6191).
 #[inline(always)]
-fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPacket) -> bool {
-    if outgoing.protocol.is_connection_oriented() && !outgoing.tcp.is_syn() {
-        return false;
+fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, outgoing: &mut ClientPacket) -> bool {
+    if outgoing.is_midstream() {
+        if !Notes::take_adopted(frame) {
+            return false;
+        }
+        outgoing.flow.acknowledged = packet.tcp_acknowledgement(frame).unwrap_or(0);
     }
     if !outgoing.flow.is_none() {
         outgoing.flow.state = outgoing.flow.state & flow_state::ASSURED | direct::state(tables);
@@ -215,7 +219,8 @@ fn choose_address<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut Cli
     let FlowKey { source: client, destination, .. } = outgoing.key;
     let Some(address) = tables.masquerade_address(frame.link(), &destination.addr) else { return false };
     let (source, state) = (Endpoint::new(address, client.port), direct::state(tables));
-    outgoing.flow = Flow { source, destination, state, used_ns: outgoing.now_ns, ..Flow::NONE };
+    let acknowledged = if outgoing.is_midstream() { outgoing.flow.acknowledged } else { 0 };
+    outgoing.flow = Flow { source, destination, state, acknowledged, used_ns: outgoing.now_ns, ..Flow::NONE };
     true
 }
 

@@ -10,6 +10,7 @@ use crate::{
         AffinityKey, Counter, Endpoint, Flow, FlowKey, LocalDetection, NewFlows, ProgramError, ServiceEvent,
         ServiceValue, flags, flow_state,
     },
+    maglev,
     packet::Frame,
     select::Slots,
     service,
@@ -45,6 +46,11 @@ pub(super) fn classify<F: Frame, T: Tables>(
     if is_existing(tables, incoming) {
         return Classification::Existing;
     }
+    if incoming.is_midstream()
+        && let Some(class) = unknown_connection(frame, tables, incoming)
+    {
+        return class;
+    }
     match classify_new(frame, tables, incoming) {
         Classification::Retry => choose_again(frame, tables, incoming),
         class => class,
@@ -79,9 +85,6 @@ fn is_existing(tables: &impl Tables, incoming: &ClientPacket) -> bool {
 #[inline(never)]
 fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut ClientPacket) -> Classification {
     let protocol = incoming.protocol;
-    if protocol.is_connection_oriented() && !incoming.tcp.is_syn() {
-        return unknown_connection(frame, tables, incoming);
-    }
     let is_local = is_local(frame, tables, &incoming.key);
     let Some(service) = service::find_on_link(tables, &incoming.key.destination, protocol) else {
         entries::remove(tables, incoming);
@@ -154,7 +157,8 @@ fn begin(
 ) -> bool {
     let source = incoming.key.source.addr;
     let client = || AffinityKey::of_packets(source, service.service);
-    let Some(endpoint) = service::choose_endpoint(tables, service, slots, client) else { return false };
+    let slot = || maglev::slot(tables, service, slots, &incoming.key.source);
+    let Some(endpoint) = service::choose_endpoint(tables, service, slots, client, slot) else { return false };
     incoming.flow = Flow {
         source: source_after_translation(tables, incoming),
         destination: endpoint,
@@ -215,20 +219,32 @@ fn can_reuse_entries(incoming: &ClientPacket, service: &ServiceValue, slots: Slo
 /// too long. A reset saves the client from waiting for a timeout. A segment to an address of the
 /// node passes instead, and the node itself answers it: the segment may belong to a connection of
 /// the node, whose source port may be the port of a load-balancer IP.
-#[inline(always)]
-fn unknown_connection(frame: &impl Frame, tables: &impl Tables, incoming: &ClientPacket) -> Classification {
+///
+/// Returns `None` if the connection is adopted as a new flow: a Maglev table leads the client to
+/// the endpoint that it has. If the endpoint does not know the connection, it resets it. A function
+/// call of its own saves stack, and few packets need it.
+#[inline(never)]
+fn unknown_connection<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    incoming: &ClientPacket,
+) -> Option<Classification> {
     let destination = &incoming.key.destination;
     if is_settling(tables, incoming.now_ns) {
-        return Classification::Drop;
+        return Some(Classification::Drop);
     }
     if incoming.tcp.has_rst() || leaves_new_flows(tables) {
-        return Classification::Proceed;
+        return Some(Classification::Proceed);
     }
     match service::find_by_address(tables, destination, incoming.protocol) {
         Some(service) if !tables.is_node_address(&destination.addr) => {
-            refuse(frame, tables, service.service, Counter::UnknownConnection)
+            let is_adopted = incoming.tcp.has_ack()
+                && !incoming.tcp.is_syn_ack()
+                && service.flags & flags::MAGLEV_SIZE != 0
+                && !is_local(frame, tables, &incoming.key);
+            (!is_adopted).then(|| refuse(frame, tables, service.service, Counter::UnknownConnection))
         }
-        _ => Classification::Proceed,
+        _ => Some(Classification::Proceed),
     }
 }
 

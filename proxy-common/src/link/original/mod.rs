@@ -5,7 +5,8 @@ pub(super) mod entries;
 
 use self::classify::{Classification, classify};
 use super::{
-    Outcome, count_drop, direct, finish_flow_packet, forward, fragment, ip_length, malformed, masquerade,
+    Notes, Outcome, count_drop, direct, finish_flow_packet, forward, fragment, ip_length, malformed,
+    masquerade,
 };
 use crate::{
     Protocol,
@@ -28,6 +29,12 @@ pub(super) struct ClientPacket {
 }
 
 impl ClientPacket {
+    /// Returns true for a segment that opens no connection.
+    #[inline(always)]
+    pub(super) fn is_midstream(&self) -> bool {
+        self.protocol.is_connection_oriented() && !self.tcp.is_syn()
+    }
+
     #[inline(always)]
     pub(super) fn trace(&self, frame: &impl Frame, tables: &impl Tables, verdict: Counter) {
         tables.trace(verdict, frame.link(), &self.key, &self.flow);
@@ -62,6 +69,9 @@ pub(super) fn transport<F: Frame, T: Tables>(
             observe(frame, tables, packet, &incoming);
         }
         class @ (Classification::New | Classification::Reused) => {
+            if incoming.is_midstream() {
+                adopt(frame, tables, packet, &mut incoming);
+            }
             if !entries::write(tables, &mut incoming, matches!(class, Classification::Reused)) {
                 tables.count_service(incoming.flow.service, ServiceEvent::Drop);
                 incoming.trace(frame, tables, Counter::FlowNotRecorded);
@@ -81,6 +91,20 @@ pub(super) fn transport<F: Frame, T: Tables>(
         return Outcome::Proceed;
     }
     translate(frame, tables, packet, &incoming)
+}
+
+/// Prepares the entry of a connection that the node does not know. The client acknowledged more
+/// than the endpoint's SYN-ACK long ago, so its next acknowledgement shows that the flow is
+/// assured.
+#[inline(always)]
+fn adopt(frame: &impl Frame, tables: &impl Tables, packet: &Packet, incoming: &mut ClientPacket) {
+    incoming.flow.acknowledged = packet.tcp_acknowledgement(frame).unwrap_or(0);
+    incoming.flow.state |= observed_state(Direction::Original, incoming.tcp);
+    if incoming.flow.state & flow_state::MASQUERADE != 0
+        && tables.node().is_some_and(|node| node.masquerades_known_flows())
+    {
+        Notes::leave(frame, Notes::ADOPTED);
+    }
 }
 
 /// Updates a known flow for a packet of its client.
@@ -121,7 +145,8 @@ fn is_acceptable_reset<F: Frame, T: Tables>(
 /// forged address does not know the sequence number of the endpoint.
 #[inline(always)]
 fn assures(frame: &impl Frame, packet: &Packet, incoming: &ClientPacket) -> bool {
-    const ANSWERED: u32 = flow_state::REPLIED | flow_state::ASSURED | flow_state::PASS;
+    // An endpoint that resets an adopted connection has not answered its client.
+    const ANSWERED: u32 = flow_state::REPLIED | flow_state::ASSURED | flow_state::PASS | flow_state::RESET;
     let ClientPacket { flow, protocol, tcp, .. } = incoming;
     if flow.state & ANSWERED != flow_state::REPLIED || tcp.has_rst() {
         return false;

@@ -1,7 +1,7 @@
 //! Masquerading by the programs: what leaves for an endpoint has an address and port of the node,
 //! and the replies find the client.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, vec::Vec};
 
 use super::{
     Fixture, PROTOCOLS, addr, any,
@@ -11,8 +11,9 @@ use super::{
 use crate::{
     Protocol::{Tcp, Udp},
     layout::{Counter, Direction, Masquerading, flags},
+    maglev::TableSize,
     packet::TcpFlags,
-    testing::{FrameResult, Hook, InputFrame, Payload, TestNode, TestPacket},
+    testing::{FrameResult, Hook, InputFrame, Payload, Service, TestNode, TestPacket},
 };
 
 /// The link of all frames.
@@ -176,6 +177,36 @@ fn segment_of_an_unknown_connection_is_dropped(node: &mut TestNode<'_>) {
     forward(node, &fixture.next(), fixture.endpoint).is_dropped();
 }
 
+/// The kernel lets no test leave the note, so only the host goes to the end.
+fn adopted_connection_gets_its_source_again(node: &mut TestNode<'_>) {
+    let fixture = masqueraded(node, Tcp, PORTS);
+    let vip = addr(node.ip.external_ip, 80);
+    let service = Service { frontends: Vec::from([vip]), ..fixture.service.clone() };
+    let table = TableSize::default().flags();
+    node.put_service(&service.with_flags(flags::MASQUERADE_OUTSIDE | table));
+    let first = fixture.first.clone().to(vip);
+    forward(node, &first, fixture.endpoint);
+    let source = source_of(node, &first, fixture.endpoint);
+    let translated = first.clone().to(fixture.endpoint);
+    node.evict_flow(Direction::Original, &first);
+    node.evict_flow(Direction::Reply, &translated.clone().reversed());
+    node.evict_flow(Direction::Masquerade, &translated);
+    node.evict_flow(Direction::MasqueradeReply, &translated.from(source).reversed());
+    let next = first.flags(TcpFlags::ACK_ALONE);
+    let adopted = node.ingress(&next);
+    adopted.becomes(&next.clone().to(fixture.endpoint));
+    let of_others = 1;
+    let frame = InputFrame { note: adopted.note | of_others, ..InputFrame::new(adopted.bytes.clone()) };
+    let Some(sent) = node.run(Hook::Egress, &frame) else { return };
+    sent.becomes(&next.clone().to(fixture.endpoint).from(source));
+    assert_eq!(sent.note, of_others, "all notes are taken");
+    let answer = next.clone().to(fixture.endpoint).reversed();
+    node.ingress(&answer.clone().to(source)).becomes(&answer);
+    node.egress(&answer).becomes(&answer.clone().from(vip));
+    forward(node, &next, fixture.endpoint).becomes(&next.clone().to(fixture.endpoint).from(source));
+    assert_eq!(node.assured_flow_count(), 4, "the client acknowledged as much as before");
+}
+
 /// Without the program the node would reset the connection: it has no socket with this port.
 fn segment_to_a_source_port_is_dropped_while_flows_may_be_missing(node: &mut TestNode<'_>) {
     let fixture = masqueraded(node, Tcp, PORTS);
@@ -284,6 +315,7 @@ super::scenarios! {
     port_that_netfilter_has_is_not_taken_and_its_replies_are_left_alone,
     endpoints_share_the_ports,
     segment_of_an_unknown_connection_is_dropped,
+    adopted_connection_gets_its_source_again,
     segment_to_a_source_port_is_dropped_while_flows_may_be_missing,
     what_netfilter_masqueraded_keeps_its_source,
     known_flows_go_on_when_netfilter_masquerades_again,

@@ -8,6 +8,7 @@ mod errors;
 mod floods;
 mod fragments;
 mod headers;
+mod maglev;
 mod masquerade;
 mod ports;
 mod rejected;
@@ -30,7 +31,7 @@ pub struct Scenario {
 }
 
 /// All scenarios by file.
-pub const ALL: [&[Scenario]; 13] = [
+pub const ALL: [&[Scenario]; 14] = [
     affinity::ALL,
     counts::ALL,
     direct::ALL,
@@ -38,6 +39,7 @@ pub const ALL: [&[Scenario]; 13] = [
     floods::ALL,
     fragments::ALL,
     headers::ALL,
+    maglev::ALL,
     masquerade::ALL,
     ports::ALL,
     sources::ALL,

@@ -115,6 +115,10 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
         .help("What masquerades packets that come in on links: netfilter, with conntrack, or the programs, without it; auto takes the programs on a node that has the direct path"),
     always(EBPF, "links-masquerade-ports", "shunt.links.masqueradePorts", "FIRST-LAST")
         .help("Source ports of the flows that the programs masquerade, for each endpoint; the node's own sockets and its node ports must not use them"),
+    always(EBPF, "links-maglev", "shunt.links.maglev", SWITCH)
+        .help("Clients from outside get the same endpoint at every node, by a Maglev table, for all Services without the annotation shunt.dev/balance"),
+    always(EBPF, "links-maglev-table-size", "shunt.links.maglevTableSize", "PRIME")
+        .help("Entries of a Maglev table; a Service with more endpoints than a hundredth of them gets a larger one"),
     always(EBPF, "sockets-scope", "shunt.sockets.scope", "auto|all|node")
         .help("Whose sockets are served: all; those of the node's network namespace (node); or all but those of pods that redirect their own packets, such as pods of a service mesh (auto). All others are served on links"),
     always(EBPF, "cgroup-root", "shunt.ebpf.cgroupRoot", "PATH")

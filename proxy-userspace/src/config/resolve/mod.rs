@@ -13,7 +13,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use proxy_common::layout::MapSizes;
+use proxy_common::{layout::MapSizes, maglev::TableSize};
 
 use super::{
     effective::EffectiveSettings,
@@ -29,7 +29,7 @@ use crate::{
     kernel::{cgroup, ipvs::Timeouts},
     mode::{BackstopPolicy, LinksDirect, LinksMasquerade, LinksPath, Mode, SocketsScope},
     model::{
-        DetectLocalMode, InterfaceGlobs, LinkName, ModelSettings, NodePortAddresses, PortRange,
+        Balance, DetectLocalMode, InterfaceGlobs, LinkName, ModelSettings, NodePortAddresses, PortRange,
         parse_cidr_sloppy,
     },
     node::{ConntrackSettings, NodeSettings},
@@ -142,6 +142,7 @@ fn model(
         masquerade_all: settings.is_true(&field(settings, masquerade_section(mode), "masqueradeAll")),
         masquerade_ports: masquerade_ports(settings).filter(|_| mode == Mode::Ebpf),
         masquerades_with_direct_path: masquerades_with_direct_path(settings),
+        balance: if settings.is_true("shunt.links.maglev") { Balance::Maglev } else { Balance::Random },
         interfaces: InterfaceGlobs {
             only: settings.globs("shunt.ebpf.interfaces"),
             except: settings.globs("shunt.ebpf.excludeInterfaces"),
@@ -384,6 +385,7 @@ fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> 
         backstop,
         links_path,
         links_direct: links_direct(settings),
+        maglev_table_size: maglev_table_size(settings),
         sockets_scope: settings
             .text("shunt.sockets.scope")
             .and_then(SocketsScope::from_name)
@@ -410,6 +412,17 @@ fn links_direct(settings: &mut Settings) -> LinksDirect {
         settings.reject(PATH, "must be learned when shunt.links.masquerade is netfilter");
     }
     direct
+}
+
+/// Returns the smallest number of entries of a Maglev table.
+fn maglev_table_size(settings: &mut Settings) -> TableSize {
+    const PATH: &str = "shunt.links.maglevTableSize";
+    let size = TableSize::of_entries(settings.integer(PATH));
+    if size.is_none() {
+        let sizes = TableSize::ENTRIES.map(|entries| entries.to_string());
+        settings.reject(PATH, format!("must be one of these primes: {}", sizes.join(", ")));
+    }
+    size.unwrap_or_default()
 }
 
 /// Returns the source ports of the flows that the link programs masquerade, if they may.

@@ -22,6 +22,9 @@ impl Ebpf {
             let Some((step, later)) = steps.get(written..).and_then(<[Step]>::split_first) else { break };
             steps = later;
             let Some(step) = failures.adjust(step, state) else { continue };
+            if matches!(*step, Step::AttachLink(..)) {
+                self.maglev.complete(state, plan);
+            }
             match self.apply_step(&step, state) {
                 Ok(()) => {}
                 // Commands do not run any more, and the steps that follow may need the rules.
@@ -87,6 +90,7 @@ impl Ebpf {
             Step::ForgetFlows { all } => self.forget_flows(*all)?,
             Step::ForgetSource(address) => self.forget_source(*address)?,
             Step::LeaveFlowsToConntrack => self.leave_flows(state),
+            Step::LeaveConnectionsToConntrack { frontends } => self.leave_connections(state, frontends),
             Step::TrackFlows => self.track_flows()?,
             Step::HandFlowsToConntrack => self.hand_flows()?,
             Step::Attach => self.attach()?,

@@ -141,6 +141,7 @@ fn describe(step: &Step, state: &State) -> String {
         Step::ForgetSource(address) => format!("the flows with the source address {address}"),
         Step::ForgetFlows { .. } => "the flows that are out of date".into(),
         Step::LeaveFlowsToConntrack => "the UDP flows that conntrack translates".into(),
+        Step::LeaveConnectionsToConntrack { .. } => "the connections that conntrack translates".into(),
         Step::TrackFlows | Step::HandFlowsToConntrack => {
             "the flows on links, which conntrack takes over".into()
         }

@@ -7,6 +7,7 @@ mod drift;
 mod error;
 mod failures;
 mod links;
+mod maglev;
 mod maps;
 mod plan;
 mod program_checker;
@@ -25,13 +26,17 @@ use std::{
 };
 
 pub use proxy_common::layout::MapSizes;
-use proxy_common::layout::{MAPS, MapDeclaration, service_slots};
+use proxy_common::{
+    layout::{MAPS, MapDeclaration, service_slots},
+    maglev::TableSize,
+};
 
 pub(crate) use self::plan::translate::{leaves_pods_to_links, masquerades};
 pub use self::rehearsal::{Rehearsed, rehearse};
 use self::{
     checkers::{Checkers, OnDrift},
     links::Links,
+    maglev::MaglevTables,
     maps::{
         Maps, counters::Counters, prefilter::PrefilterBits, service_counts::ServiceSlots,
         sweeper::FlowSweeper,
@@ -58,7 +63,8 @@ pub(super) use self::{
     plan::translate::{depends_on_source, service_key},
 };
 use super::{
-    Dataplane, DisplacedLink, FailureScope, Held, HeldReader, KernelCounts, LeftOutPort, MapFill, lock,
+    Dataplane, DisplacedLink, FailureScope, Held, HeldReader, KernelCounts, LeftOutPort, MaglevCount,
+    MapFill, lock,
 };
 use crate::{
     kernel::{
@@ -86,6 +92,8 @@ pub struct EbpfSettings {
     pub pin_dir: PathBuf,
     /// The numbers of entries of the maps.
     pub map_sizes: MapSizes,
+    /// The smallest number of entries of a Maglev table.
+    pub table_size: TableSize,
     /// How programs are attached to links.
     pub link_attachment: LinkAttachment,
     /// The marks that packets get for netfilter.
@@ -120,6 +128,9 @@ pub struct Ebpf {
     links: Links,
     socket_releaser: SocketReleaser,
     sweeper: FlowSweeper,
+    maglev: MaglevTables,
+    /// The smallest size of their tables.
+    table_size: TableSize,
     /// `None` if everything is read on the thread of the caller.
     checkers: Option<Checkers>,
     _log: Option<TraceLogger>,
@@ -160,6 +171,7 @@ impl Ebpf {
         )?;
         let state_copies = upgrade::state_copies(&pins, &specs, staged.as_ref())?;
         let sweeper = FlowSweeper::start(&object, &sizes, directory)?;
+        let maglev = MaglevTables::start(&object, sizes.maglev)?;
         // New marks wait until only programs of this process are attached and the rules are
         // installed.
         let previous = maps::pinned_marks(pins.path()).filter(|previous| *previous != settings.marks);
@@ -180,6 +192,8 @@ impl Ebpf {
             links,
             socket_releaser,
             sweeper,
+            maglev,
+            table_size: settings.table_size,
             checkers: None,
             _log: log,
             programs,
@@ -255,7 +269,8 @@ impl Dataplane for Ebpf {
     type Error = EbpfError;
 
     fn observe(&mut self) -> Result<State, EbpfError> {
-        let mut state = self.maps.read(self.service_slots.unused_ids())?;
+        let mut state = self.maps.read(self.service_slots.unused_ids(), self.table_size)?;
+        self.maglev.forget();
         self.observe_programs(&mut state)?;
         let mut prefilter = lock(&self.maps.prefilter);
         let words = prefilter.words();
@@ -279,6 +294,7 @@ impl Dataplane for Ebpf {
         if is_certain {
             self.checkers.iter_mut().for_each(|checkers| checkers.maps_are_due = true);
             self.refresh_programs(state)?;
+            self.maglev.compare();
         }
         Ok(is_certain)
     }
@@ -308,6 +324,7 @@ impl Dataplane for Ebpf {
         }
         let result = self.apply_all(state, &plan);
         state.is_current = result.is_ok() && (plan.is_whole || state.is_current);
+        self.maglev.follow(state, &plan);
         self.checkers.iter().for_each(|checkers| checkers.maps.end_plan(state.digest));
         self.start_comparisons(state);
         result
@@ -346,10 +363,18 @@ impl Dataplane for Ebpf {
     fn map_fill(&self, state: &State) -> Vec<MapFill> {
         let (sizes, usage) = (&self.maps.sizes, &self.sweeper.usage);
         let fill = |map: &MapDeclaration| {
-            let entries = if map.is_lru { usage.entries(map.name) } else { state.entries(map.name)? };
+            let entries = match map.name {
+                "maglev" => self.maglev.pages(),
+                name if map.is_lru => usage.entries(name),
+                name => state.entries(name)?,
+            };
             Some(MapFill { map: map.name, entries, capacity: sizes.entries(map.name) })
         };
         MAPS.iter().filter_map(fill).collect()
+    }
+
+    fn maglev_count(&self) -> Option<MaglevCount> {
+        Some(self.maglev.count())
     }
 
     fn trace(&mut self, state: &mut State, programs: Option<TracingPrograms>) -> bool {

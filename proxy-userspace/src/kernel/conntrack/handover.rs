@@ -42,6 +42,7 @@ const RESERVED_SECONDS: u32 = 300;
 pub(super) const TCP_CONNTRACK_SYN_SENT: u8 = 1;
 const TCP_CONNTRACK_SYN_RECV: u8 = 2;
 const TCP_CONNTRACK_ESTABLISHED: u8 = 3;
+const TCP_CONNTRACK_LAST_ACK: u8 = 6;
 const TCP_CONNTRACK_TIME_WAIT: u8 = 7;
 /// `enum ip_conntrack_status`.
 const IPS_SEEN_REPLY: u32 = 1 << 1;
@@ -267,6 +268,11 @@ impl Connection {
     /// Returns true for a TCP connection that one side or both closed, or that was reset.
     pub fn is_ending(&self) -> bool {
         self.state.tcp_state.is_some_and(|state| state > TCP_CONNTRACK_ESTABLISHED)
+    }
+
+    /// Returns true for a TCP connection that both sides closed, or that was reset.
+    pub fn is_over(&self) -> bool {
+        self.state.tcp_state.is_some_and(|state| state >= TCP_CONNTRACK_LAST_ACK)
     }
 
     /// Returns true if a packet of the reply direction passed (`IPS_SEEN_REPLY`).

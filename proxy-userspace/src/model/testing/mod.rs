@@ -12,7 +12,7 @@ pub use strategies::*;
 pub use world::World;
 
 use super::{
-    AddressType, DetectLocalMode, EndpointSlice, Hints, InterfaceGlobs, IpFamily, Link, LinkAddress,
+    AddressType, Balance, DetectLocalMode, EndpointSlice, Hints, InterfaceGlobs, IpFamily, Link, LinkAddress,
     LinkHeader, ModelSettings, Name, NamespacedName, Node, NodeFacts, NodePortAddresses, PodNames, Protocol,
     ResolvedPort, Service, ServicePort, ServicePortKey, ServicePortName, ServiceType, SessionAffinity,
     SliceEndpoint, SlicePort, TrafficPolicy,
@@ -75,6 +75,7 @@ pub fn service(name: &str, cluster_ip: &str) -> Service {
         external_traffic_policy: TrafficPolicy::Cluster,
         health_check_node_port: None,
         excluded_by_label: false,
+        balance: None,
     }
 }
 
@@ -182,6 +183,7 @@ pub fn resolved_port() -> ResolvedPort {
         external_policy: TrafficPolicy::Cluster,
         source_ranges: Vec::new(),
         health_check_node_port: None,
+        balance: Balance::Random,
     }
 }
 
@@ -195,6 +197,7 @@ pub fn settings() -> ModelSettings {
         masquerade_all: false,
         masquerade_ports: None,
         masquerades_with_direct_path: false,
+        balance: Balance::Random,
         loopback_node_ports: true,
         ignores_external_ips: false,
         leaves_cluster_ips_of_links: false,

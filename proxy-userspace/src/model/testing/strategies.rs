@@ -9,11 +9,11 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 use super::{THIS_NODE, World, cidrs, facts, ip, link, node, port_number, valid_name};
 use crate::{
     model::{
-        AddressType, Delta, DetectLocalMode, Dirty, EndpointSlice, Hints, InterfaceGlobs, Link, LinkAddress,
-        LinkHeader, LinkPath, LoadBalancerIngress, LoadBalancerIpMode, MacAddress, ModelSettings, Name,
-        NamespacedName, Node, NodeAddressType, NodeFacts, NodePortAddresses, PortRange, Protocol, Service,
-        ServicePort, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, Snapshot, SocketScope,
-        SourceAddress, TrafficPolicy, UnixNanos, WatchEvent,
+        AddressType, Balance, Delta, DetectLocalMode, Dirty, EndpointSlice, Hints, InterfaceGlobs, Link,
+        LinkAddress, LinkHeader, LinkPath, LoadBalancerIngress, LoadBalancerIpMode, MacAddress,
+        ModelSettings, Name, NamespacedName, Node, NodeAddressType, NodeFacts, NodePortAddresses, PortRange,
+        Protocol, Service, ServicePort, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, Snapshot,
+        SocketScope, SourceAddress, TrafficPolicy, UnixNanos, WatchEvent,
     },
     net::{DirectScope, NetnsCookie},
 };
@@ -114,6 +114,7 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
                 loopback_node_ports: loopback,
                 ignores_external_ips: false,
                 leaves_cluster_ips_of_links: leaves,
+                balance: Balance::Random,
                 interfaces,
             }
         },
@@ -218,7 +219,7 @@ pub fn any_service() -> impl Strategy<Value = Service> {
         vec(ingress(), 0..3),
         vec(one_of(&RANGES).prop_map(|range| cidrs(&[range])[0]), 0..3),
     );
-    let policies = (session_affinity(), policy(), policy(), option::of(port(32_000..32_002)));
+    let policies = (session_affinity(), policy(), policy(), option::of(port(32_000..32_002)), balance());
     (identity, addresses, vec(any_service_port(), 1..4), policies).prop_map(
         |((name, service_type, excluded_by_label), addresses, ports, policies)| Service {
             name,
@@ -233,6 +234,7 @@ pub fn any_service() -> impl Strategy<Value = Service> {
             external_traffic_policy: policies.2,
             health_check_node_port: policies.3,
             excluded_by_label,
+            balance: policies.4,
         },
     )
 }
@@ -308,6 +310,10 @@ fn delta<T: Debug + Clone + 'static>(
         3 => name.prop_map(Delta::Delete),
         1 => vec(object, 0..4).prop_map(Delta::Replace),
     ]
+}
+
+fn balance() -> impl Strategy<Value = Option<Balance>> {
+    option::of(select(vec![Balance::Random, Balance::Maglev]))
 }
 
 fn session_affinity() -> impl Strategy<Value = SessionAffinity> {

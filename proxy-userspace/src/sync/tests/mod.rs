@@ -16,7 +16,7 @@ use crate::{
         fake::{Call, FakeDataplane},
     },
     model::{
-        Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, Node, Protocol, Service,
+        Balance, Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, Node, Protocol, Service,
         ServiceType, TrafficPolicy, testing,
     },
 };
@@ -75,6 +75,7 @@ impl Daemon {
             masquerade_all: false,
             masquerade_ports: None,
             masquerades_with_direct_path: false,
+            balance: Balance::Random,
             bind_address: None,
             interfaces: InterfaceGlobs::default(),
         };

@@ -42,8 +42,10 @@ raw! {
         #[serde(rename = "topology.kubernetes.io/zone")]
         zone: String,
     }
-    /// The used annotation.
+    /// The used annotations.
     RawAnnotations {
+        #[serde(rename = "shunt.dev/balance")]
+        balance: String,
         #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
         last_change_trigger_time: String,
     }

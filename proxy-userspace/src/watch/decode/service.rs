@@ -4,11 +4,11 @@ use std::{net::IpAddr, num::NonZeroU32};
 
 use super::{
     Problems, parse,
-    raw::{RawLoadBalancerIngress, RawService, RawServicePort, RawServiceSpec},
+    raw::{RawAnnotations, RawLoadBalancerIngress, RawService, RawServicePort, RawServiceSpec},
 };
 use crate::model::{
-    IpFamily, LoadBalancerIngress, LoadBalancerIpMode, NamespacedName, Service, ServicePort, ServiceType,
-    SessionAffinity, TrafficPolicy,
+    Balance, IpFamily, LoadBalancerIngress, LoadBalancerIpMode, NamespacedName, Service, ServicePort,
+    ServiceType, SessionAffinity, TrafficPolicy,
 };
 
 /// Upstream's `DefaultClientIPServiceAffinitySeconds`, three hours.
@@ -42,6 +42,7 @@ pub(super) fn service(name: NamespacedName, raw: RawService, problems: &mut Prob
         external_traffic_policy: traffic_policy("spec.externalTrafficPolicy", external.as_deref(), problems),
         health_check_node_port: parse::optional_port("spec.healthCheckNodePort", health_check, problems),
         excluded_by_label: metadata.is_excluded::<Service>(),
+        balance: balance(metadata.annotations.as_ref(), problems),
         name,
     }
 }
@@ -154,6 +155,13 @@ fn session_affinity(spec: &RawServiceSpec, problems: &mut Problems) -> SessionAf
         problems.not(field, seconds, "a number of seconds, 1 to 86400");
     }
     SessionAffinity::ClientIp { timeout_seconds: timeout.unwrap_or(DEFAULT_AFFINITY_SECONDS) }
+}
+
+/// Decodes shunt's own annotation.
+fn balance(annotations: Option<&RawAnnotations>, problems: &mut Problems) -> Option<Balance> {
+    let value = annotations.and_then(|annotations| annotations.balance.as_deref());
+    let words = [("random", Some(Balance::Random)), ("maglev", Some(Balance::Maglev))];
+    parse::word("metadata.annotations[shunt.dev/balance]", value, None, &words, problems).flatten()
 }
 
 fn traffic_policy(field: &str, value: Option<&str>, problems: &mut Problems) -> TrafficPolicy {

@@ -21,7 +21,7 @@ use proxy_userspace::{
         netns,
     },
     model::{
-        Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NamespacedName, Protocol,
+        Balance, Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NamespacedName, Protocol,
         ResolvedEndpoint, ResolvedPort, ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
     },
 };
@@ -251,6 +251,7 @@ fn port(frontends: Vec<Frontend>, endpoints: &[ResolvedEndpoint]) -> ResolvedPor
         external_policy: TrafficPolicy::Cluster,
         source_ranges: Vec::new(),
         health_check_node_port: None,
+        balance: Balance::Random,
     }
 }
 

@@ -25,6 +25,7 @@ use proxy_common::{
         SIZE_SETTINGS, STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, SocketScope, SourceRange, UdpSocket,
         service_slots,
     },
+    maglev::TableSize,
     prefilter::PrefilterTable,
 };
 
@@ -334,9 +335,9 @@ impl Maps {
     }
 
     /// Reads all entries.
-    pub(crate) fn read(&mut self, ids: ServiceIds) -> Result<State, KernelError> {
+    pub(crate) fn read(&mut self, ids: ServiceIds, table_size: TableSize) -> Result<State, KernelError> {
         let mut state = State::default();
-        state.ids = ids;
+        (state.ids, state.table_size) = (ids, table_size);
         self.entries.read(|entry| state.put(&entry))?;
         (state.local_detection, state.socket_scope, state.new_flows, state.masquerade, state.direct) =
             self.node_settings()?;

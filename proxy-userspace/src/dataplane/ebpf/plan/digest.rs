@@ -1,8 +1,6 @@
 //! A sum over entries of maps, which tells whether two sets of entries are the same.
 
-use std::hash::{Hash as _, Hasher};
-
-use super::step::MapEntry;
+use std::hash::{Hash, Hasher};
 
 /// The sum of the hashes of entries, in any order. Two different sets have the same sum by accident
 /// with a probability of about 2^-64.
@@ -11,17 +9,17 @@ pub(crate) struct Digest(u64);
 
 impl Digest {
     /// Adds an entry.
-    pub(crate) fn add(&mut self, entry: &MapEntry) {
+    pub(crate) fn add(&mut self, entry: &impl Hash) {
         self.0 = self.0.wrapping_add(hash(entry));
     }
 
     /// Removes an entry that was added.
-    pub(crate) fn remove(&mut self, entry: &MapEntry) {
+    pub(crate) fn remove(&mut self, entry: &impl Hash) {
         self.0 = self.0.wrapping_sub(hash(entry));
     }
 }
 
-fn hash(entry: &MapEntry) -> u64 {
+fn hash(entry: &impl Hash) -> u64 {
     let mut hasher = EntryHasher(0);
     entry.hash(&mut hasher);
     hasher.finish()
@@ -75,7 +73,7 @@ impl Hasher for EntryHasher {
 mod tests {
     use std::collections::HashSet;
 
-    use super::*;
+    use super::{super::step::MapEntry, *};
 
     #[test]
     fn similar_entries_have_different_hashes_in_any_order() {

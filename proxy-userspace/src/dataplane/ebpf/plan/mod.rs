@@ -5,10 +5,12 @@
 //! 1. Endpoints, members and source ranges are added. An endpoint takes the slot of one that
 //!    leaves, or a slot that no frontend counts yet. If a list becomes shorter, its
 //!    last endpoints take the slots of those that leave.
-//! 2. Each frontend is written once, with the new number of slots and the new generation.
-//! 3. Programs are attached: those that translate replies before those that translate requests.
-//! 4. Frontends that are no longer needed are removed.
-//! 5. Entries that nothing reads any more are removed.
+//! 2. Connections that conntrack translates are left to it before their frontends get Maglev
+//!    tables.
+//! 3. Each frontend is written once, with the new number of slots and the new generation.
+//! 4. Programs are attached: those that translate replies before those that translate requests.
+//! 5. Frontends that are no longer needed are removed.
+//! 6. Entries that nothing reads any more are removed.
 
 pub(crate) mod capacity;
 pub(crate) mod digest;
@@ -25,6 +27,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use proxy_common::{
     Addr,
     layout::{Endpoint, EndpointKey, EndpointValue, List, MemberKey, ServiceKey, ServiceValue},
+    maglev::TableSize,
 };
 
 use self::{
@@ -109,6 +112,8 @@ struct Planner<'a> {
     names: Vec<(ServicePortKey, Option<u32>)>,
     claimed: HashSet<u32>,
     written: HashSet<ServiceKey>,
+    /// Frontends that get Maglev tables.
+    with_new_tables: BTreeSet<ServiceKey>,
     direct_begins: bool,
     phases: Phases,
 }
@@ -127,14 +132,24 @@ struct Phases {
 impl<'a> Planner<'a> {
     fn new(state: &'a State, node: &'a NodeView) -> Self {
         let (new_ids, phases) = (state.new_ids(), Phases::default());
-        let (names, claimed, written) = (Vec::new(), HashSet::new(), HashSet::new());
-        Self { state, node, new_ids, names, claimed, written, direct_begins: false, phases }
+        Self {
+            state,
+            node,
+            new_ids,
+            names: Vec::new(),
+            claimed: HashSet::new(),
+            written: HashSet::new(),
+            with_new_tables: BTreeSet::new(),
+            direct_begins: false,
+            phases,
+        }
     }
 
     fn finish(self) -> Plan {
         let (state, epoch) = (self.state, self.next_epoch());
         let rules = self.rules();
-        let Self { written, phases, .. } = self;
+        let Self { written, phases, with_new_tables: frontends, .. } = self;
+        let leave = (!frontends.is_empty()).then_some(Step::LeaveConnectionsToConntrack { frontends });
         let attach = (!state.attached).then_some(Step::Attach);
         // Attaching to sockets does not wait for the rules: only packets need them.
         // A frontend that another service port took over was switched: it must not be removed for
@@ -143,6 +158,7 @@ impl<'a> Planner<'a> {
         let steps = phases
             .additions
             .into_iter()
+            .chain(leave)
             .chain(phases.switches)
             .chain(attach)
             .chain(rules)
@@ -199,9 +215,20 @@ impl<'a> Planner<'a> {
         let ranges = translate::source_ranges(port, self.node, name.family).into_iter();
         self.set_ranges(service, &ranges.map(|prefix| Range { service, prefix }).collect());
         for (frontend, key) in port.frontends.iter().zip(&keys) {
-            let value =
-                translate::service_value(service, generation, port, frontend.kind, self.node, name.family);
-            if self.state.service(key) != Some(&value) {
+            let value = translate::service_value(
+                service,
+                generation,
+                port,
+                frontend.kind,
+                self.node,
+                name.family,
+                self.state.table_size,
+            );
+            let before = self.state.service(key);
+            if gets_table(before, &value, self.state.attached) {
+                self.with_new_tables.insert(*key);
+            }
+            if before != Some(&value) {
                 self.phases.switches.push(Step::Put(MapEntry::Service(*key, value)));
             }
             self.written.insert(*key);
@@ -300,6 +327,18 @@ impl<'a> Planner<'a> {
             }
         }
     }
+}
+
+/// Returns true if a frontend gets a Maglev table, so that the programs adopt connections which
+/// they do not know. Before the programs of this process are attached, a frontend that is new to it
+/// may have connections too.
+fn gets_table(before: Option<&ServiceValue>, value: &ServiceValue, attached: bool) -> bool {
+    has_table(value) && before.map_or(!attached, |before| !has_table(before))
+}
+
+/// Returns true if clients outside choose by a Maglev table.
+pub(crate) fn has_table(value: &ServiceValue) -> bool {
+    TableSize::of_flags(value.flags).is_some()
 }
 
 /// Returns the unspecified address of a family, which the key of a node port has.

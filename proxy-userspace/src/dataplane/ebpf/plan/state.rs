@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use proxy_common::{
     Addr,
     layout::{BridgeAddress, Endpoint, EndpointKey, EndpointValue, MemberKey, ServiceKey, ServiceValue},
+    maglev::TableSize,
     prefilter::PrefilterItem,
 };
 
@@ -54,6 +55,8 @@ pub struct State {
     /// Whether these are the rules for a node where netfilter masquerades. `None` if this process
     /// installs no rules.
     pub(crate) rules_masquerade: Option<bool>,
+    /// The smallest size of Maglev tables.
+    pub(crate) table_size: TableSize,
     /// The digest of all entries.
     pub(crate) digest: Digest,
     /// The whole Snapshot was planned for this state, and no plan has failed since.
@@ -82,6 +85,7 @@ impl State {
             | Step::ForgetFlows { .. }
             | Step::ForgetSource(_)
             | Step::LeaveFlowsToConntrack
+            | Step::LeaveConnectionsToConntrack { .. }
             | Step::TrackFlows
             | Step::HandFlowsToConntrack => {}
         }
@@ -233,6 +237,11 @@ impl State {
     /// Returns the value of a frontend.
     pub(crate) fn service(&self, key: &ServiceKey) -> Option<&ServiceValue> {
         self.services.get(key)
+    }
+
+    /// Returns the values of all frontends.
+    pub(crate) fn frontend_values(&self) -> impl Iterator<Item = &ServiceValue> {
+        self.services.values()
     }
 
     /// Returns the items of the prefilter that entries of the maps need. An endpoint that

@@ -1,5 +1,7 @@
 //! One change to the kernel, as data.
 
+use std::collections::BTreeSet;
+
 use proxy_common::{
     Addr,
     layout::{
@@ -188,6 +190,12 @@ pub enum Step {
     /// established yet. The link programs pass their packets. Other TCP connections need no step:
     /// the programs pass segments of connections that they do not know.
     LeaveFlowsToConntrack,
+    /// Let conntrack keep the TCP connections to these frontends that it translates. Once a
+    /// frontend has a Maglev table, the programs adopt connections that they do not know.
+    LeaveConnectionsToConntrack {
+        /// The frontends.
+        frontends: BTreeSet<ServiceKey>,
+    },
     /// Add entries to conntrack for the flows that the link programs translate.
     TrackFlows,
     /// Hand the flows that the link programs translate over to conntrack.

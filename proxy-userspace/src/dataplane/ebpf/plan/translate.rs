@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use proxy_common::{
     Addr,
     layout::{self, Endpoint, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, flags},
+    maglev::TableSize,
 };
 
 use super::{
@@ -14,8 +15,8 @@ use super::{
 };
 use crate::{
     model::{
-        ClientLocation, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NoEndpointVerdict, NodeView,
-        Protocol, ResolvedEndpoint, ResolvedPort, SocketScope, TrafficPolicy,
+        Balance, ClientLocation, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NoEndpointVerdict,
+        NodeView, Protocol, ResolvedEndpoint, ResolvedPort, SocketScope, TrafficPolicy,
     },
     net::NetnsCookie,
 };
@@ -57,6 +58,7 @@ pub(crate) fn service_value(
     kind: FrontendKind,
     node: &NodeView,
     family: IpFamily,
+    table_size: TableSize,
 ) -> ServiceValue {
     let inside = port.policy(kind, ClientLocation::Inside);
     let outside = port.policy(kind, ClientLocation::Outside);
@@ -70,7 +72,8 @@ pub(crate) fn service_value(
         outside_list: list(outside) as u8,
         flags: empty_flags(port)
             | range_flags(port, kind, node, family)
-            | masquerade_flags(port, kind, node, family),
+            | masquerade_flags(port, kind, node, family)
+            | table_flags(port, outside, table_size),
     }
 }
 
@@ -169,6 +172,15 @@ fn masquerade_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, fa
     flag(inside, flags::MASQUERADE_INSIDE) | flag(outside, flags::MASQUERADE_OUTSIDE)
 }
 
+fn table_flags(port: &ResolvedPort, outside: TrafficPolicy, table_size: TableSize) -> u16 {
+    match port.balance {
+        Balance::Random => 0,
+        Balance::Maglev => {
+            table_size.for_endpoints(count(port.endpoints(outside))).map_or(0, TableSize::flags)
+        }
+    }
+}
+
 /// Returns how local clients are recognized, and their source ranges if they are recognized by
 /// these.
 pub(crate) fn local_detection(node: &NodeView) -> (LocalDetection, BTreeSet<Prefix>) {
@@ -249,6 +261,37 @@ mod tests {
         NodeView { local_detector, masquerade_all, ..NodeView::default() }
     }
 
+    fn value(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family: IpFamily) -> ServiceValue {
+        service_value(1, 1, port, kind, node, family, TableSize::default())
+    }
+
+    #[test]
+    fn clients_outside_choose_by_a_table_whose_size_follows_their_list() {
+        let endpoints = |count: u8| -> Vec<ResolvedEndpoint> {
+            let address = |number| ([10, 244, 1, number], 8080).into();
+            (0..count).map(|number| ResolvedEndpoint { address: address(number), is_local: true }).collect()
+        };
+        let port = ResolvedPort {
+            cluster_endpoints: endpoints(200),
+            local_endpoints: endpoints(3),
+            external_policy: TrafficPolicy::Local,
+            balance: Balance::Maglev,
+            ..resolved_port()
+        };
+        let size = |port: &ResolvedPort, kind| {
+            let value = value(port, kind, &NodeView::default(), IpFamily::V4);
+            TableSize::of_flags(value.flags).map(TableSize::entries)
+        };
+        assert_eq!(size(&port, FrontendKind::NodePort), Some(16_381));
+        assert_eq!(size(&port, FrontendKind::ClusterIp), Some(32_749));
+        let random = ResolvedPort { balance: Balance::Random, ..port.clone() };
+        assert_eq!(size(&random, FrontendKind::NodePort), None);
+        let single = ResolvedPort { local_endpoints: endpoints(1), ..port };
+        assert_eq!(size(&single, FrontendKind::NodePort), Some(251), "there is nothing to choose");
+        let none = ResolvedPort { local_endpoints: Vec::new(), ..single };
+        assert_eq!(size(&none, FrontendKind::NodePort), None);
+    }
+
     #[test]
     fn cluster_ip_traffic_of_others_than_local_pods_is_masqueraded() {
         let cidrs = LocalTrafficDetector::Cidrs(cidrs(&["10.244.0.0/16"]));
@@ -311,10 +354,10 @@ mod tests {
             };
             let port =
                 ResolvedPort { source_ranges: cidrs(ranges), frontends: vec![frontend], ..resolved_port() };
-            let value = service_value(1, 1, &port, FrontendKind::LoadBalancerIp, &node, IpFamily::V4);
-            assert_eq!(value.flags & !BOTH, expected, "{ranges:?}");
+            let ranged = value(&port, FrontendKind::LoadBalancerIp, &node, IpFamily::V4);
+            assert_eq!(ranged.flags & !BOTH, expected, "{ranges:?}");
             assert_eq!(depends_on_source(&port, IpFamily::V4), expected != 0, "{ranges:?}");
-            let other = service_value(1, 1, &port, FrontendKind::ClusterIp, &node, IpFamily::V4);
+            let other = value(&port, FrontendKind::ClusterIp, &node, IpFamily::V4);
             assert_eq!(other.flags & flags::SOURCE_RANGES, 0, "{ranges:?}");
         }
     }
@@ -335,9 +378,7 @@ mod tests {
             let node = node(detector, false);
             let port =
                 ResolvedPort { external_policy: policy, source_ranges: cidrs(ranges), ..resolved_port() };
-            let of = |kind, family| {
-                service_value(1, 1, &port, kind, &node, family).flags & (left | flags::DROP_WHEN_EMPTY)
-            };
+            let of = |kind, family| value(&port, kind, &node, family).flags & (left | flags::DROP_WHEN_EMPTY);
             for kind in [FrontendKind::NodePort, FrontendKind::ExternalIp] {
                 assert_eq!(IpFamily::ALL.map(|family| of(kind, family)), expected, "{node:?} {ranges:?}");
             }

@@ -14,7 +14,7 @@ use proxy_common::{
 use super::{
     HookState, LinkHook, MapEntry, MapSizes, Plan, State, Step,
     failures::Failures,
-    plan::{capacity, plan, step::DirectFields, translate},
+    plan::{capacity, has_table, plan, step::DirectFields, translate},
 };
 use crate::{
     dataplane::PlanSize as _,
@@ -59,7 +59,7 @@ fn view(state: &State, key: &ServiceKey) -> Option<FrontendView> {
 fn endpoints(
     state: &State,
     value: &ServiceValue,
-    Slots { list, count }: Slots,
+    Slots { list, count, .. }: Slots,
 ) -> BTreeSet<Option<Endpoint>> {
     let key = |slot| EndpointKey { service: value.service, list, slot };
     (0..count).map(|slot| state.endpoints.get(&key(slot)).map(|value| value.endpoint)).collect()
@@ -360,6 +360,28 @@ proptest! {
             prop_assert!(view(&state, &key).is_some_and(|(slots, _)| !slots.contains(&None)), "an empty slot");
         }
         prop_assert_eq!(failures.into_result().is_err(), !without_room.is_empty());
+    }
+
+    #[test]
+    fn connections_of_conntrack_are_left_to_it_before_their_service_gets_tables(
+        (before, after, dirty) in testing::snapshot_change()
+    ) {
+        let old = programmed(&before);
+        let change = plan(&old, &after, &dirty);
+        let mut left = BTreeSet::new();
+        let mut got = BTreeSet::new();
+        for step in &change.steps {
+            match step {
+                Step::LeaveConnectionsToConntrack { frontends } => left.extend(frontends),
+                Step::Put(MapEntry::Service(key, value)) if has_table(value) => {
+                    let gets_table = old.service(key).is_some_and(|before| !has_table(before));
+                    got.extend(gets_table.then_some(*key));
+                    prop_assert!(!gets_table || left.contains(key), "{step:?}");
+                }
+                _ => {}
+            }
+        }
+        prop_assert_eq!(left, got, "no list of connections is read in vain");
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! the senders retransmit them. Once conntrack has the connection, the programs pass all its
 //! packets.
 
-use std::{net::SocketAddr, ops::RangeInclusive, path::Path, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, ops::RangeInclusive, path::Path, time::Duration};
 
 use aya::{
     Pod,
@@ -27,7 +27,7 @@ use proxy_common::{
 use super::super::{
     State,
     maps::{self, open_pinned},
-    plan::step::DirectEpoch,
+    plan::{has_table, step::DirectEpoch},
 };
 use crate::{
     kernel::{
@@ -118,7 +118,8 @@ pub(crate) fn forget(
 
 /// Makes the programs pass the packets of UDP flows that conntrack translates to serving endpoints,
 /// and of TCP connections that are not established yet. A SYN that the client retransmits must not
-/// begin another connection. Returns the number of these flows.
+/// begin another connection. The same for all TCP connections of Services with Maglev tables.
+/// Returns the number of these flows.
 pub(crate) fn leave_flows(pins: &PinDir, state: &State) -> Result<usize, KernelError> {
     let mut flows = Flows::open(pins)?;
     let mut count = 0;
@@ -132,9 +133,13 @@ pub(crate) fn leave_flows(pins: &PinDir, state: &State) -> Result<usize, KernelE
         })?;
         conntrack::for_each_connection(family, Protocol::Tcp, &mut |tcp| {
             flows.reserve_source(tcp);
+            let is_adopted = |value: &ServiceValue| has_table(value) && !tcp.is_over();
+            let stays = |value: &ServiceValue| {
+                tcp.is_half_open() && tcp.tracked.is_dnat || is_translated(tcp) && is_adopted(value)
+            };
             let vip = tcp.tracked.original.destination;
-            if tcp.is_half_open() && tcp.tracked.is_dnat && service_at(vip, Protocol::Tcp, state).is_some() {
-                flows.leave_half_open(tcp.tracked.original);
+            if service_at(vip, Protocol::Tcp, state).is_some_and(stays) {
+                flows.leave_connection(tcp.tracked.original);
                 count += 1;
             }
         })?;
@@ -142,21 +147,55 @@ pub(crate) fn leave_flows(pins: &PinDir, state: &State) -> Result<usize, KernelE
     Ok(count)
 }
 
+/// Makes the programs pass the packets of TCP connections to these frontends that conntrack
+/// translates. Returns the number of these connections.
+///
+/// Other connections need no entry: netfilter refuses no segment that conntrack translates. But if
+/// a frontend has a Maglev table, the programs adopt connections that they do not know.
+pub(crate) fn leave_connections(
+    pins: &PinDir,
+    state: &State,
+    frontends: &BTreeSet<ServiceKey>,
+) -> Result<usize, KernelError> {
+    let mut flows = Flows::open(pins)?;
+    let mut count = 0;
+    for family in IpFamily::ALL {
+        conntrack::for_each_connection(family, Protocol::Tcp, &mut |tcp| {
+            let mut keys = keys_at(tcp.tracked.original.destination, Protocol::Tcp, state);
+            if is_translated(tcp) && !tcp.is_over() && keys.any(|key| frontends.contains(&key)) {
+                flows.leave_connection(tcp.tracked.original);
+                count += 1;
+            }
+        })?;
+    }
+    Ok(count)
+}
+
+/// Returns true if conntrack or IPVS translates the destination of a connection.
+fn is_translated(connection: &Connection) -> bool {
+    let TrackedConnection { original, reply, .. } = &connection.tracked;
+    reply.source != original.destination
+}
+
 /// Returns the service identifier of a UDP flow that conntrack translates, if its endpoint serves.
 fn service_of(tracked: &TrackedConnection, state: &State) -> Option<u32> {
     let TrackedConnection { original, reply, is_dnat, .. } = tracked;
-    let service = service_at(original.destination, Protocol::Udp, state)?;
+    let service = service_at(original.destination, Protocol::Udp, state)?.service;
     let member = MemberKey { service, list: List::Serving.number(), endpoint: Endpoint::from(reply.source) };
     (*is_dnat && state.members.contains(&member)).then_some(service)
 }
 
-/// Returns the service identifier of a VIP.
-fn service_at(vip: SocketAddr, protocol: Protocol, state: &State) -> Option<u32> {
+/// Returns the Service of a VIP.
+fn service_at(vip: SocketAddr, protocol: Protocol, state: &State) -> Option<&ServiceValue> {
+    keys_at(vip, protocol, state).find_map(|key| state.service(&key))
+}
+
+/// Returns the keys that a VIP may have: that of its address, and that of a node port.
+fn keys_at(vip: SocketAddr, protocol: Protocol, state: &State) -> impl Iterator<Item = ServiceKey> {
     let vip = Endpoint::from(vip);
-    let frontend = |addr| state.service(&ServiceKey::new(addr, vip.port, protocol));
     let is_node_address = state.node_addresses.contains(&vip.addr.node_address());
-    let node_port = || frontend(vip.addr.any()).filter(|_| is_node_address);
-    frontend(vip.addr).or_else(node_port).map(|value| value.service)
+    let node_port = is_node_address.then(|| vip.addr.any());
+    [vip.addr].into_iter().chain(node_port).map(move |addr| ServiceKey::new(addr, vip.port, protocol))
 }
 
 /// Leaves new flows to netfilter. If this mode returns before its programs are removed, its process
@@ -254,9 +293,9 @@ impl Flows {
         self.assured.get(key, 0).or_else(|_| self.unassured.get(key, 0)).ok()
     }
 
-    /// Passes the packets of a flow that conntrack translates, unless the programs translate it. The
-    /// entry must not outlive that of conntrack: a new conversation from the same client port would
-    /// pass too, and nothing would translate it.
+    /// Passes the packets of a flow that conntrack translates, unless the programs translate it.
+    /// The entry must not outlive that of conntrack: a new conversation from the same client port
+    /// would pass too, and nothing would translate it.
     fn leave(&mut self, udp: &Connection, service: u32) {
         let TrackedConnection { original, reply, .. } = udp.tracked;
         let entry = self.entry(&key(Direction::Original, Protocol::Udp, original));
@@ -301,7 +340,7 @@ impl Flows {
 
     /// Passes the packets of a TCP connection that conntrack translates, unless the programs
     /// translate it.
-    fn leave_half_open(&mut self, pair: AddressPair) {
+    fn leave_connection(&mut self, pair: AddressPair) {
         if self.flow(&key(Direction::Original, Protocol::Tcp, pair)).is_none() {
             self.put(Protocol::Tcp, pair, untranslated_flow(Protocol::Tcp, pair, 0));
         }
@@ -442,8 +481,8 @@ impl Translator for Flows {
         for pair in [connection.untranslated, connection.reply] {
             let held = untranslated_flow(protocol, pair, flow_state::HELD);
             let flow = self.flow(&key(Direction::Original, protocol, pair)).unwrap_or(held);
-            // A held entry is in `flows` even if the flow was not assured. A program that assures the
-            // flow at this moment finds the entry and does not replace it.
+            // A held entry is in `flows` even if the flow was not assured. A program that assures
+            // the flow at this moment finds the entry and does not replace it.
             let state = flow.state | flow_state::HELD | flow_state::ASSURED;
             self.put(protocol, pair, Flow { state, ..flow });
         }

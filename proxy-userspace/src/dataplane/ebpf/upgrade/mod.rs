@@ -5,11 +5,11 @@ pub(crate) mod handover;
 pub(crate) mod own_netns;
 pub(crate) mod state_maps;
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
 use proxy_common::{
     Addr,
-    layout::{Flow, FlowKey, LAYOUT_VERSION, STATE_LAYOUT_VERSION},
+    layout::{Flow, FlowKey, LAYOUT_VERSION, STATE_LAYOUT_VERSION, ServiceKey},
 };
 
 use self::state_maps::{CopyPass, StateCopies};
@@ -162,6 +162,19 @@ impl Ebpf {
                     error,
                     "cannot read the flows of conntrack: those of UDP may change their endpoint"
                 );
+            }
+        }
+    }
+
+    /// Leaves the TCP connections to these frontends that conntrack translates to it, before these
+    /// get Maglev tables. A failure is no reason to serve less: such connections may break.
+    pub(crate) fn leave_connections(&self, state: &State, frontends: &BTreeSet<ServiceKey>) {
+        match handover::leave_connections(&self.pins, state, frontends) {
+            Ok(0) | Err(KernelError::NoConntrackNetlink(_)) => {}
+            Ok(connections) => tracing::info!(connections, "conntrack keeps connections that it translates"),
+            Err(error) => {
+                let error = with_causes(&error);
+                tracing::warn!(error, "cannot read the connections of conntrack: some may break");
             }
         }
     }

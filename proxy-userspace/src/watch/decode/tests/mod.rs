@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::{
-    AddressType, LoadBalancerIngress, LoadBalancerIpMode, NodeAddressType, Protocol, ServiceType,
+    AddressType, Balance, LoadBalancerIngress, LoadBalancerIpMode, NodeAddressType, Protocol, ServiceType,
     SessionAffinity, TrafficPolicy, UnixNanos,
 };
 
@@ -72,6 +72,7 @@ fn a_recorded_load_balancer_service_is_decoded() {
         external_traffic_policy: TrafficPolicy::Local,
         health_check_node_port: Some(31212.try_into().unwrap()),
         excluded_by_label: false,
+        balance: None,
     };
     assert_eq!(services[2], expected);
 }
@@ -90,6 +91,24 @@ fn recorded_slices_and_the_recorded_node_are_decoded() {
     let internal = |ip: &str| (NodeAddressType::InternalIp, ip.parse().unwrap());
     assert_eq!(node.addresses, [internal("192.168.57.11"), internal("fd57::11")]);
     assert!(!node.being_deleted);
+}
+
+#[test]
+fn annotation_says_how_clients_get_an_endpoint() {
+    let annotated = |value: &str| {
+        let mut service = service(&json!({"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}));
+        service["metadata"]["annotations"] = json!({"shunt.dev/balance": value, "other": "x"});
+        service
+    };
+    for (value, expected) in [("maglev", Balance::Maglev), ("random", Balance::Random)] {
+        assert_eq!(good::<Service>(&annotated(value)).balance, Some(expected));
+    }
+    let (problems, service): (_, Service) = faulty(&annotated("Maglev"));
+    assert_eq!(
+        problems,
+        ["metadata.annotations[shunt.dev/balance]: \"Maglev\" is not one of random, maglev"]
+    );
+    assert_eq!(service.balance, None, "the settings decide");
 }
 
 #[test]

@@ -1,0 +1,18 @@
+//! The hash of an address and port. It has no secret, and is the same on every node and in every
+//! version.
+
+/// The factors of the hash function: odd numbers with well mixed bits (Steele, Lea and Flood, "Fast
+/// splittable pseudorandom number generators", 2014).
+const FACTORS: [u64; 3] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
+
+/// Returns the hash of the words of an address, and a port in host byte order. The low bits are
+/// mixed least.
+#[inline(always)]
+pub const fn of_address([a, b, c, d]: [u32; 4], port: u16) -> u64 {
+    let high = (a as u64) << 32 | b as u64;
+    let low = (c as u64) << 32 | d as u64;
+    // Not added to `low`, where ports and IPv4 addresses would add up to the same sums.
+    let mixed =
+        high.wrapping_add((port as u64) << 17).wrapping_mul(FACTORS[0]) ^ low.wrapping_mul(FACTORS[1]);
+    (mixed ^ mixed >> 29).wrapping_mul(FACTORS[2])
+}
