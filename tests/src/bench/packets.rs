@@ -317,8 +317,7 @@ fn send(
     (packets, bursts): (u32, u32),
     pause: Duration,
 ) -> Result<(f64, f64)> {
-    let Datagrams { ethernet, first_client, first, clients, to } = *datagrams;
-    let burst = PacketBurst { ethernet, first_client, first, clients, to, packets, bursts, pause };
+    let burst = PacketBurst { datagrams: *datagrams, packets, bursts, pause };
     match world.agent(host)?.bench(BenchRequest::Packets(burst), TIMEOUT)? {
         BenchResponse::Sent { per_second, share } => Ok((per_second, share)),
         other => bail!("packets of {host}: {other:?}"),
@@ -327,12 +326,11 @@ fn send(
 
 /// Sends bursts, in an agent.
 pub(super) fn send_here(burst: &PacketBurst) -> Result<BenchResponse> {
-    let PacketBurst { ethernet, first_client, first, clients, to, packets, bursts, pause } = *burst;
+    let PacketBurst { datagrams, packets, bursts, pause } = *burst;
     ensure!(packets > 0, "no packets");
     super::load::pin_to_last_cpu()?;
     let link = if_nametoindex(LINK).context(LINK)?;
-    let generator =
-        Generator::load(&Datagrams { ethernet, first_client, first, clients, to }).context("load XDP")?;
+    let generator = Generator::load(&datagrams).context("load XDP")?;
     let (before, began) = (packets_sent()?, Stopwatch::start());
     for _ in 0..bursts {
         generator.send(link, packets).context("send live frames")?;

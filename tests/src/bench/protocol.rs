@@ -1,10 +1,8 @@
 //! The requests of the benchmark to the agents, and their responses.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
+use proxy_userspace::kernel::bpf::live_frames::Datagrams;
 use serde::{Deserialize, Serialize};
 
 /// A request to an agent.
@@ -24,16 +22,8 @@ pub enum BenchRequest {
 /// Bursts of datagrams, each from the next client.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct PacketBurst {
-    /// The hardware addresses of the host and of the sender.
-    pub ethernet: [[u8; 6]; 2],
-    /// The first client.
-    pub first_client: Ipv4Addr,
-    /// The number of the first one that sends.
-    pub first: u32,
-    /// The number of clients.
-    pub clients: u32,
-    /// The destination.
-    pub to: SocketAddrV4,
+    /// What they are.
+    pub datagrams: Datagrams,
     /// The packets of a burst.
     pub packets: u32,
     /// The number of bursts.

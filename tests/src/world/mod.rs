@@ -39,7 +39,7 @@ use crate::{
     agent::Agent,
     deadline::scaled,
     flood::{self, Sender},
-    process::{ChildProcess, HostContext, describe_status, run_with_timeout},
+    process::{ChildProcess, CommandOutput, HostContext, describe_status, run_with_timeout},
 };
 
 /// The link of every host, to the bridge or to its node.
@@ -149,13 +149,7 @@ impl World {
             &["-ec", &command],
             scaled(COMMAND_TIMEOUT),
         )?;
-        ensure!(
-            finished.status.success(),
-            "{host}: {line}: {}: {}",
-            describe_status(finished.status),
-            finished.stderr.trim()
-        );
-        Ok(finished.stdout)
+        output_of(finished, host.name(), line)
     }
 
     /// Runs a shell command line in the namespace of the bridge. Its ports have the names of the
@@ -167,13 +161,7 @@ impl World {
             &[&namespace, "/bin/bash", "-ec", line],
             scaled(COMMAND_TIMEOUT),
         )?;
-        ensure!(
-            finished.status.success(),
-            "bridge: {line}: {}: {}",
-            describe_status(finished.status),
-            finished.stderr.trim()
-        );
-        Ok(finished.stdout)
+        output_of(finished, "bridge", line)
     }
 
     /// Moves the agent of a host of node1 out of the proxy's cgroup. Sockets that it opens later do
@@ -293,6 +281,17 @@ fn build_network(run: &str, hosts: &[Host]) -> Result<BTreeMap<Host, Netns>> {
         namespace.run(|| set_up_pod(*pod, node)).with_context(|| pod.name())?;
     }
     Ok(namespaces)
+}
+
+/// Returns the output of a shell command line, which must have succeeded.
+fn output_of(finished: CommandOutput, place: &str, line: &str) -> Result<String> {
+    ensure!(
+        finished.status.success(),
+        "{place}: {line}: {}: {}",
+        describe_status(finished.status),
+        finished.stderr.trim()
+    );
+    Ok(finished.stdout)
 }
 
 /// Creates a bridge in its own namespace, and connects the nodes and the client to it.

@@ -9,6 +9,8 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::syscall;
 
 /// The bytes of a frame.
@@ -23,7 +25,7 @@ const SOURCE_LOW: usize = 28;
 const SOURCE_PORT: usize = 34;
 
 /// UDP datagrams to one destination, each from the next client.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Datagrams {
     /// The hardware addresses of the link and of the sender.
     pub ethernet: [[u8; 6]; 2],
