@@ -72,6 +72,28 @@ impl Difference {
     }
 }
 
+/// Returns true if a checksum field holds the sum of the pseudo header alone (RFC 9293, section
+/// 3.1; RFC 8200, section 8.1), without its complement. `length` is that of header and payload.
+#[inline(always)]
+pub const fn is_sum_of_pseudo_header(
+    field: [u8; 2],
+    source: &Addr,
+    destination: &Addr,
+    proto: u8,
+    length: u32,
+) -> bool {
+    // The words before an IPv4 address are 0 and 0xffff, which is zero in ones' complement.
+    let addresses = add(sum_of_words(source.words()), sum_of_words(destination.words()));
+    let sum = add(addresses, add((proto as u32).to_be(), length.to_be()));
+    // Zero has two forms.
+    fold(sum) % 0xffff == u16::from_ne_bytes(field) % 0xffff
+}
+
+#[inline(always)]
+const fn sum_of_words([a, b, c, d]: [u32; 4]) -> u32 {
+    add(add(a, b), add(c, d))
+}
+
 /// Ones' complement addition.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the upper half is added again")]
@@ -118,6 +140,27 @@ mod tests {
             // Zero has two forms in ones' complement. A sum of words that are not all zero never
             // has the second form.
             prop_assert!(fixed == expected || (fixed ^ expected) == 0xffff && (fixed == 0 || expected == 0));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn sum_of_a_pseudo_header_is_told_from_a_checksum(
+            is_v4: bool, source: [u8; 16], destination: [u8; 16], proto: u8, length: u16, other in 1..0xffff_u16,
+        ) {
+            let [source, destination] = [source, destination].map(|octets| {
+                let [a, b, c, d, ..] = octets;
+                if is_v4 { Addr::from_v4([a, b, c, d]) } else { Addr { octets } }
+            });
+            let bytes = |addr: Addr| if is_v4 { addr.octets[12..].to_vec() } else { addr.octets.to_vec() };
+            let header = [bytes(source), bytes(destination), [0, proto].to_vec(), length.to_be_bytes().to_vec()];
+            let sum = !checksum(&header.concat());
+            let is_sum = |field: u16| {
+                is_sum_of_pseudo_header(field.to_be_bytes(), &source, &destination, proto, length.into())
+            };
+            prop_assert!(is_sum(sum));
+            let different = fold(u32::from(sum) + u32::from(other));
+            prop_assert!(!is_sum(different));
         }
     }
 

@@ -404,6 +404,17 @@ impl Packet {
         self.payload() == self.header() + header
     }
 
+    /// Returns the bytes of the packet that its header names.
+    #[inline(always)]
+    pub fn length(&self, frame: &impl Frame) -> Option<u32> {
+        let (offset, before) = match self.version {
+            IpVersion::V4 => (2, 0),
+            IpVersion::V6 => (4, 40),
+        };
+        let length = u16::from_be_bytes(frame.load(self.header() + offset)?);
+        Some(u32::from(length) + before)
+    }
+
     /// Returns the acknowledgement number of a TCP segment.
     #[inline(always)]
     pub fn tcp_acknowledgement(&self, frame: &impl Frame) -> Option<u32> {

@@ -4,10 +4,10 @@
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, BridgeAddress, CapturedPacket, Connection, DirectFlow, DirectKey,
-        Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey,
-        MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
-        ServiceValue, SocketPeer, SourceRange, TraceEvent, UdpSocket,
+        AffinityKey, AffinityValue, CapturedPacket, Connection, DirectFlow, DirectKey, Endpoint, EndpointKey,
+        EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, MaglevKey, MaglevPage,
+        MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue,
+        SocketPeer, SourceRange, TraceEvent, UdpSocket, XdpLinkValue,
     },
 };
 
@@ -26,7 +26,7 @@ pod!(
     Addr,
     AffinityKey,
     AffinityValue,
-    BridgeAddress,
+    HardwareAddress,
     CapturedPacket,
     Connection,
     DirectFlow,
@@ -48,6 +48,7 @@ pod!(
     ServiceValue,
     SocketPeer,
     SourceRange,
+    XdpLinkValue,
     MasqueradeSubnet,
     TraceEvent,
     UdpSocket,

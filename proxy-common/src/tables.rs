@@ -5,7 +5,7 @@ use crate::{
     layout::{
         AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, Endpoint, EndpointKey, Flow, FlowKey,
         FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue, ProgramError, ServiceEvent, ServiceKey,
-        ServiceValue,
+        ServiceValue, XdpLinkValue,
     },
     link::direct::DirectProgress,
     packet::TcpFlags,
@@ -77,6 +77,8 @@ pub trait Tables {
 
     /// Returns true if flows that come in on a link may take the direct path.
     fn is_direct_link(&self, link: u32) -> bool;
+    /// Returns what is known of a link with an XDP program.
+    fn xdp_link(&self, link: u32) -> Option<XdpLinkValue>;
     /// Looks up a direction of a flow on the direct path, and notes the acknowledgement number of a
     /// segment with these flags.
     fn direct_flow(&self, key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow>;

@@ -5,7 +5,7 @@
 use proxy_common::link::{self, Outcome};
 
 use crate::{
-    ctx::{DROP, Layer, NEXT, REDIRECT, Skb},
+    ctx::{DROP, Layer, NEXT, REDIRECT, Skb, Xdp},
     maps::{self, EntryPoint, Kernel},
 };
 
@@ -33,11 +33,24 @@ pub fn egress<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
     code
 }
 
+/// Handles a frame that comes in on a link, before the stack. While packets are captured, all go on
+/// to the program that captures them.
+#[inline(always)]
+pub fn early<P: EntryPoint>(frame: &Xdp) -> u32 {
+    let outcome = match frame.ip() {
+        Some((header, version)) if !maps::captures_packets() => {
+            link::direct::early(frame, &Kernel::<P>::NEW, header, version)
+        }
+        _ => Outcome::Proceed,
+    };
+    Xdp::code(outcome)
+}
+
 #[inline(always)]
 const fn code(outcome: Outcome) -> i32 {
     match outcome {
         Outcome::Proceed | Outcome::Forward => NEXT,
         Outcome::Drop => DROP,
-        Outcome::Redirect => REDIRECT,
+        Outcome::Redirect | Outcome::Transmit => REDIRECT,
     }
 }

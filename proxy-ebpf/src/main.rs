@@ -25,14 +25,14 @@ fn main() {}
 #[cfg(target_arch = "bpf")]
 mod programs {
     use aya_ebpf::{
-        macros::{cgroup_sock, cgroup_sock_addr, classifier},
-        programs::{SockAddrContext, SockContext, TcContext},
+        macros::{cgroup_sock, cgroup_sock_addr, classifier, xdp},
+        programs::{SockAddrContext, SockContext, TcContext, XdpContext},
     };
 
     use proxy_common::layout::Program;
 
     use crate::{
-        ctx::{Ethernet, Ip, Skb, SockAddr, Socket, V4, V6},
+        ctx::{Ethernet, Ip, Skb, SockAddr, Socket, V4, V6, Xdp},
         link,
         maps::EntryPoint,
         socket::{self, Hook},
@@ -86,6 +86,12 @@ mod programs {
     link_hook!(shunt_in_ip, InIp, ingress::<Ip>);
     link_hook!(shunt_out_eth, OutEth, egress::<Ethernet>);
     link_hook!(shunt_out_ip, OutIp, egress::<Ip>);
+
+    #[xdp]
+    pub fn shunt_xdp(ctx: XdpContext) -> u32 {
+        this!(Xdp);
+        link::early::<This>(&Xdp::new(ctx))
+    }
 
     #[cgroup_sock(sock_release)]
     pub fn shunt_release(ctx: SockContext) -> i32 {

@@ -78,6 +78,20 @@ setting! {
 }
 
 setting! {
+    /// Which links have an XDP program for flows on the direct path.
+    LinksXdp {
+        /// None.
+        Off = "off",
+        /// Devices whose drivers say that they can.
+        Auto = "auto",
+        /// All, in the kernel.
+        Generic = "generic",
+        /// All, in the driver.
+        Native = "native",
+    }
+}
+
+setting! {
     /// The sockets that the ebpf mode serves.
     SocketsScope {
         /// All sockets but those of pods that redirect their own packets.

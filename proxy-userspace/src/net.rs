@@ -29,6 +29,14 @@ impl IpFamily {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
+    /// Returns the number of bits of an address.
+    pub const fn bits(self) -> u8 {
+        match self {
+            Self::V4 => 32,
+            Self::V6 => 128,
+        }
+    }
+
     /// Returns the unspecified address.
     pub const fn unspecified(self) -> IpAddr {
         match self {
@@ -93,6 +101,53 @@ pub struct Link {
     pub is_ifb: bool,
     /// If the link is a bridge: its own MAC address. It can differ from the address of every port.
     pub bridge_address: Option<MacAddress>,
+    /// Its own MAC address.
+    pub hardware_address: Option<MacAddress>,
+    /// What it is. `None` for a link that is built over others, such as a bridge, a bond, a VLAN or
+    /// a tunnel, and for one without packets of others.
+    pub device: Option<Device>,
+    /// The index of the link beneath, if this is a VLAN.
+    pub vlan_of: Option<u32>,
+    /// What its driver says about XDP.
+    pub xdp: XdpFeatures,
+}
+
+/// What the driver of a link says about XDP. Kernels before 6.3 report nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct XdpFeatures {
+    /// It runs programs, which may send frames back and to other links.
+    pub runs_programs: bool,
+    /// It takes frames that programs of other links redirect to it. Many drivers say so only while
+    /// the link has a program.
+    pub takes_frames: bool,
+}
+
+/// What a link is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Device {
+    /// A device, also that of a virtual machine.
+    Hardware,
+    /// One end of a veth pair, which leads to another network namespace.
+    Veth,
+}
+
+/// Where an XDP program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum XdpMode {
+    /// In the kernel, after it made an `sk_buff`.
+    Generic,
+    /// In the driver, before that.
+    Native,
+}
+
+impl XdpMode {
+    /// Returns the name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Generic => "generic",
+            Self::Native => "native",
+        }
+    }
 }
 
 /// An address of a link in the node's network namespace.
@@ -208,6 +263,9 @@ pub enum LinkPath {
         /// The names of the links on which others see packets after shunt's programs. What comes
         /// in there goes through the stack.
         without: BTreeSet<Arc<str>>,
+        /// The names of the links on which filters of others see packets that leave. No packet
+        /// leaves there before the stack.
+        filtered: BTreeSet<Arc<str>>,
     },
     /// Netfilter: the rules of the backstop.
     Netfilter {

@@ -25,7 +25,7 @@ use proxy_userspace::{
     metrics::Metrics,
     model::{
         Balance, DetectLocalMode, Dirty, InterfaceGlobs, IpFamily, ModelSettings, NodeFacts,
-        NodePortAddresses, Snapshot,
+        NodePortAddresses, Snapshot, XdpPolicy,
     },
     sync::{Inputs, Inspector, Outputs, SyncLoop, SyncPeriods, SyncSettings},
     watch::ManifestSource,
@@ -205,6 +205,7 @@ fn settings() -> ModelSettings {
         masquerade_ports: None,
         masquerades_with_direct_path: false,
         balance: Balance::Random,
+        xdp: XdpPolicy::Off,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),
     }

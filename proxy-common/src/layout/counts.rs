@@ -103,6 +103,8 @@ named_enum! {
         OutEth = 11, "shunt_out_eth";
         /// Egress of a link with bare IP packets.
         OutIp = 12, "shunt_out_ip";
+        /// XDP of a link with Ethernet headers.
+        Xdp = 13, "shunt_xdp";
     }
 }
 
@@ -119,6 +121,7 @@ impl Program {
                 &[E::EndpointMissing, E::Affinity, E::Flows, E::Fragments, E::NotRewritten, E::Malformed]
             }
             Self::OutEth | Self::OutIp => &[E::Flows, E::Fragments, E::NotRewritten, E::Malformed],
+            Self::Xdp => &[E::NotRewritten],
             Self::Recvmsg4 | Self::Recvmsg6 | Self::Getpeer4 | Self::Getpeer6 | Self::Release => &[],
         }
     }

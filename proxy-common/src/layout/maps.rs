@@ -2,10 +2,10 @@
 //! and the settings for their sizes are derived from it.
 
 use super::{
-    AffinityKey, AffinityValue, BridgeAddress, Connection, DirectFlow, DirectKey, Endpoint, EndpointKey,
-    EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MaglevPage, MasqueradeSubnet,
+    AffinityKey, AffinityValue, Connection, DirectFlow, DirectKey, Endpoint, EndpointKey, EndpointValue,
+    Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, MaglevKey, MaglevPage, MasqueradeSubnet,
     MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange,
-    UdpSocket,
+    UdpSocket, XdpLinkValue,
 };
 use crate::{Addr, prefilter::PrefilterTable};
 
@@ -51,7 +51,7 @@ macro_rules! for_each_map {
             LOCAL_LINKS "local_links" HashMap<u32, u8> Config fixed 4096; // More than pods.
             EXEMPT_NETNS "exempt_netns" HashMap<u64, u8> Config fixed 4096; // More than pods.
             EXEMPT_SOURCES "exempt_sources" HashMap<Addr, u8> Config fixed 8192; // Two per pod.
-            BRIDGE_PORTS "bridge_ports" HashMap<u32, BridgeAddress> Config fixed 4096;
+            BRIDGE_PORTS "bridge_ports" HashMap<u32, HardwareAddress> Config fixed 4096;
             MASQUERADE_ADDRESSES "masquerade_addresses" LpmTrie<MasqueradeSubnet, Addr> Config
                 fixed 16384; // More than links and addresses.
             FLOWS "flows" LruHashMap<FlowKey, Flow> State
@@ -59,6 +59,7 @@ macro_rules! for_each_map {
             UNASSURED_FLOWS "unassured_flows" LruHashMap<FlowKey, Flow> State
                 size unassured_flows = 65536 "unassuredFlows"; // New flows, and those of floods.
             DIRECT_LINKS "direct_links" HashMap<u32, u8> Config fixed 4096; // Links of the direct path.
+            XDP_LINKS "xdp_links" HashMap<u32, XdpLinkValue> Config fixed 4096; // Links with XDP.
             DIRECT_FLOWS "direct_flows" LruHashMap<DirectKey, DirectFlow> Cache
                 size direct_flows = 32768 "directFlows"; // Directions of flows on the direct path.
             FRAGMENTS "fragments" LruHashMap<FragmentKey, FragmentValue> State

@@ -9,7 +9,7 @@ use crate::{Addr, Protocol};
 
 /// The version of the layout. Every change of a key or value raises it. A process that finds pinned
 /// maps of another version builds its own maps next to them.
-pub const LAYOUT_VERSION: u32 = 13;
+pub const LAYOUT_VERSION: u32 = 14;
 
 /// Declares the type of a key or value, and asserts its size and that it has no padding.
 macro_rules! map_type {
@@ -80,7 +80,7 @@ impl List {
 map_type! {
     /// Value of `bridge_ports`, whose keys are interface indexes of bridge ports: the hardware
     /// address of the bridge.
-    BridgeAddress, 8 {
+    HardwareAddress, 8 {
         /// The address.
         bytes: [u8; 6],
         /// Zero.
@@ -88,10 +88,23 @@ map_type! {
     }
 }
 
-impl BridgeAddress {
+impl HardwareAddress {
     /// Returns the value for an address.
     pub const fn new(bytes: [u8; 6]) -> Self {
         Self { bytes, zero: [0; 2] }
+    }
+}
+
+map_type! {
+    /// Value of `xdp_links`, whose keys are the interface indexes of links with an XDP program.
+    XdpLinkValue, 8 {
+        /// The hardware address of the link.
+        address: [u8; 6],
+        /// 1 if the link takes frames that XDP programs of other links redirect to it.
+        takes_frames: u8,
+        /// 1 if frames that leave on the link where they came in are redirected to it, because its
+        /// driver may not send them otherwise (veth).
+        redirects_to_itself: u8,
     }
 }
 
@@ -307,6 +320,8 @@ named_enum! {
         NotMasqueraded = 7, "not_masqueraded";
         /// Ports that were not taken for a masqueraded flow, because a socket of the node has them.
         PortOfSocket = 8, "port_of_socket";
+        /// Sent on another link, or on the same one, before the stack (XDP).
+        SentBeforeStack = 9, "sent_before_stack";
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
         AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, EndpointKey, EndpointValue, Flow,
         FlowKey, FragmentKey, FragmentValue, LAYOUT_VERSION, LocalDetection, MaglevKey, MaglevPage,
         Masquerading, MemberKey, NewFlows, NodeValue, ProgramError, STATE_LAYOUT_VERSION, ServiceCounts,
-        ServiceKey, ServiceValue, SocketScope,
+        ServiceKey, ServiceValue, SocketScope, XdpLinkValue,
     },
     prefilter::PrefilterItem,
 };
@@ -39,6 +39,8 @@ pub struct ConfigMaps {
     pub masquerade_addresses: BTreeMap<(u32, Addr, u32), Addr>,
     /// `direct_links`.
     pub direct_links: BTreeSet<u32>,
+    /// `xdp_links`.
+    pub xdp_links: BTreeMap<u32, XdpLinkValue>,
     /// `node`.
     pub node: NodeValue,
 }
@@ -57,6 +59,7 @@ impl Default for ConfigMaps {
             local_links: BTreeSet::new(),
             masquerade_addresses: BTreeMap::new(),
             direct_links: BTreeSet::new(),
+            xdp_links: BTreeMap::new(),
             node: NodeValue {
                 netns: NodeValue::NETNS_UNKNOWN,
                 layout: LAYOUT_VERSION,

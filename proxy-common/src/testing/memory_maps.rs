@@ -11,7 +11,7 @@ use crate::{
     layout::{
         AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, Endpoint, EndpointKey, Flow, FlowKey,
         FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue, ProgramError, ServiceCounts,
-        ServiceEvent, ServiceKey, ServiceValue, SocketScope, flow_state,
+        ServiceEvent, ServiceKey, ServiceValue, SocketScope, XdpLinkValue, flow_state,
     },
     link::{self, Outcome, direct::DirectProgress},
     packet::{Frame as _, TcpFlags},
@@ -76,6 +76,7 @@ impl FrameRunner for MemoryMaps {
         let is_ours = hook == Hook::Egress || frame.is_for_this_host();
         let outcome = match (frame.ip().filter(|_| is_ours), hook) {
             (None, _) => Outcome::Proceed,
+            (Some((header, version)), Hook::Xdp) => link::direct::early(&frame, self, header, version),
             (Some((header, version)), Hook::Ingress) => link::ingress(&frame, self, header, version),
             (Some((header, version)), Hook::Egress) => link::egress(&frame, self, header, version),
         };
@@ -219,6 +220,10 @@ impl Tables for MemoryMaps {
 
     fn is_direct_link(&self, link: u32) -> bool {
         self.config.direct_links.contains(&link)
+    }
+
+    fn xdp_link(&self, link: u32) -> Option<XdpLinkValue> {
+        self.config.xdp_links.get(&link).copied()
     }
 
     fn direct_flow(&self, key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow> {

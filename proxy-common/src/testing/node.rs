@@ -214,6 +214,12 @@ impl<'a> TestNode<'a> {
         self.runner.configure(&self.config);
     }
 
+    /// Runs the XDP hook over a packet.
+    #[track_caller]
+    pub fn xdp(&mut self, packet: &TestPacket) -> FrameResult {
+        self.run(Hook::Xdp, &InputFrame::new(packet.to_frame())).expect("a plain frame always runs")
+    }
+
     /// Runs the ingress hook over a packet.
     #[track_caller]
     pub fn ingress(&mut self, packet: &TestPacket) -> FrameResult {
@@ -249,6 +255,23 @@ impl<'a> TestNode<'a> {
     pub fn set_direct_flow(&mut self, key: DirectKey, flow: DirectFlow) {
         let mut state = self.runner.state();
         state.direct_flows.insert(key, flow);
+        self.runner.set_state(&state);
+    }
+
+    /// Returns the content of the maps that programs write.
+    pub fn state(&mut self) -> StateMaps {
+        self.runner.state()
+    }
+
+    /// Replaces what [`Self::state`] returns.
+    pub fn set_state(&mut self, state: &StateMaps) {
+        self.runner.set_state(state);
+    }
+
+    /// Changes all entries of the direct path.
+    pub fn change_direct_flows(&mut self, change: impl Fn(&mut DirectFlow)) {
+        let mut state = self.runner.state();
+        state.direct_flows.values_mut().for_each(change);
         self.runner.set_state(&state);
     }
 

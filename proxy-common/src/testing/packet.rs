@@ -200,6 +200,22 @@ impl TestPacket {
         self
     }
 
+    /// Returns the packet as the kernel leaves it to hardware that completes the checksum: the
+    /// field holds the sum of the pseudo header.
+    #[must_use]
+    pub fn with_sum_of_pseudo_header(self) -> Self {
+        let addresses = [self.from.ip(), self.to.ip()].map(|address| match address {
+            IpAddr::V4(address) => address.octets().to_vec(),
+            IpAddr::V6(address) => address.octets().to_vec(),
+        });
+        let words = addresses.concat();
+        let words = words.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]));
+        let length = u32::try_from(self.payload_bytes().len()).expect("short");
+        let sum = words.sum::<u32>() + u32::from(self.protocol()) + length;
+        let folded = u16::try_from(sum % 0xffff).expect("a remainder");
+        Self { checksum: Some(folded.to_be_bytes()), ..self }
+    }
+
     /// Returns the IP protocol number of the payload.
     pub fn protocol(&self) -> u8 {
         match (&self.payload, self.from) {

@@ -12,6 +12,8 @@ use crate::{
 /// The hook that a frame passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
+    /// It comes in on a link, before the stack.
+    Xdp,
     /// It comes in on a link.
     Ingress,
     /// It leaves on a link.
@@ -152,6 +154,13 @@ impl FrameResult {
     #[track_caller]
     pub fn is_marked(&self, bits: u32) {
         assert_eq!(self.mark, self.input.mark | bits, "{self:?}");
+    }
+
+    /// Asserts that the frame leaves on its own link at once as this packet.
+    #[track_caller]
+    pub fn is_transmitted_as(&self, expected: &TestPacket) {
+        assert_eq!(self.outcome, Outcome::Transmit, "{self:?}");
+        self.has_bytes_of(expected);
     }
 
     #[track_caller]

@@ -2,10 +2,12 @@
 #![expect(unsafe_code, reason = "contexts are raw pointers, and only the verifier checks their accesses")]
 
 mod fib;
+mod linear;
 mod sk_lookup;
 mod skb;
 mod sock_addr;
 mod socket;
+mod xdp;
 
 use aya_ebpf::helpers::generated::{
     bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_get_smp_processor_id, bpf_ktime_get_coarse_ns,
@@ -14,6 +16,7 @@ use aya_ebpf::helpers::generated::{
 pub use skb::{DROP, Ethernet, Ip, Layer, NEXT, REDIRECT, Skb};
 pub use sock_addr::{Family, SockAddr, V4, V6};
 pub use socket::Socket;
+pub use xdp::Xdp;
 
 /// Returns 32 random bits.
 #[inline(always)]

@@ -16,7 +16,11 @@ use proxy_common::{
     packet::{self, ChecksumCoverage, Frame, IpVersion, Route, RoutedPacket, Tuple},
 };
 
-use super::{fib, sk_lookup};
+use super::{
+    fib,
+    linear::{Aligned, Linear},
+    sk_lookup,
+};
 
 /// The header with which packets of a link begin.
 pub trait Layer {
@@ -44,18 +48,6 @@ pub const NEXT: i32 = -1;
 pub const DROP: i32 = 2;
 /// `TC_ACT_REDIRECT`, `TCX_REDIRECT`: the packet leaves on the link that the frame names.
 pub const REDIRECT: i32 = 7;
-
-/// The largest offset at which bytes are read without a helper. The verifier wants a limit.
-const MAX_LINEAR: u32 = 0x7fff;
-
-/// Bytes for which loads and stores of whole words are allowed.
-#[repr(C, align(8))]
-struct Aligned<const N: usize>([u8; N]);
-
-/// A word of a packet, whose address is a multiple of 2: the Ethernet header has 14 bytes.
-#[repr(C, packed(2))]
-#[derive(Clone, Copy)]
-struct Halves(u32);
 
 const PACKET_HOST: u32 = 0;
 const PACKET_OTHERHOST: u32 = 3;
@@ -124,39 +116,16 @@ impl<L: Layer> Skb<L> {
         if result == 0 { length } else { 0 }
     }
 
-    /// Copies bytes that are in the linear part of the packet, without a call of a helper. Returns
-    /// false if some are not.
+    /// Returns the part of the packet that is in one piece.
     #[inline(always)]
-    fn copy_linear<const N: usize>(&self, offset: u32, room: *mut u8) -> bool {
+    fn linear(&self) -> Linear {
         // SAFETY: the context is valid while the program runs.
-        let [start, end] = unsafe {
-            [(&raw const (*self.skb).data).read_volatile(), (&raw const (*self.skb).data_end).read_volatile()]
-        };
-        // The verifier learns nothing from a comparison for a single byte.
-        if N < 2 || offset > MAX_LINEAR {
-            return false;
-        }
-        let from = start as usize + offset as usize;
-        if from + N > end as usize {
-            return false;
-        }
-        let from = from as *const u8;
-        // SAFETY: N bytes are between the start and the end of the packet, and the room has N
-        // bytes at an address that is a multiple of 8. Headers are at even offsets.
         unsafe {
-            for word in 0..N / 4 {
-                let at = from.add(4 * word).cast::<Halves>();
-                room.add(4 * word).cast::<u32>().write((*at).0);
-            }
-            if N % 4 >= 2 {
-                let at = N / 4 * 4;
-                room.add(at).cast::<u16>().write(from.add(at).cast::<u16>().read());
-            }
-            if N % 2 == 1 {
-                room.add(N - 1).write(from.add(N - 1).read());
+            Linear {
+                start: (&raw const (*self.skb).data).read_volatile(),
+                end: (&raw const (*self.skb).data_end).read_volatile(),
             }
         }
-        true
     }
 
     /// Returns true if the hardware computed a sum of the whole packet (`CHECKSUM_COMPLETE`).
@@ -174,7 +143,8 @@ impl<L: Layer> Frame for Skb<L> {
     fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
         let mut bytes = MaybeUninit::<Aligned<N>>::uninit();
         let room = bytes.as_mut_ptr().cast::<u8>();
-        if !self.copy_linear::<N>(offset, room) {
+        // SAFETY: the bounds are those of the context, and the room is aligned.
+        if !unsafe { self.linear().load::<N>(offset, room) } {
             // SAFETY: the helper writes N bytes, for which there is room, or fails.
             let result = unsafe { bpf_skb_load_bytes(self.skb.cast(), offset, room.cast(), N as u32) };
             succeeded(result)?;

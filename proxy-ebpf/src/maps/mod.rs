@@ -16,11 +16,11 @@ use aya_ebpf::{
 use proxy_common::{
     Addr, for_each_map,
     layout::{
-        AffinityKey, AffinityValue, BridgeAddress, Connection, Counter, DirectFlow, DirectKey, Endpoint,
-        EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MaglevPage,
+        AffinityKey, AffinityValue, Connection, Counter, DirectFlow, DirectKey, Endpoint, EndpointKey,
+        EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, MaglevKey, MaglevPage,
         MasqueradeSubnet, MemberKey, NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts,
-        ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SocketScope, SourceRange, UdpSocket, flow_state,
-        service_slot,
+        ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SocketScope, SourceRange, UdpSocket,
+        XdpLinkValue, flow_state, service_slot,
     },
     link::direct::DirectProgress,
     packet::TcpFlags,
@@ -29,7 +29,7 @@ use proxy_common::{
 };
 
 pub use self::{
-    records::{begin_capture, end_capture, write_event},
+    records::{begin_capture, captures_packets, end_capture, write_event},
     sockets::*,
 };
 use crate::{ctx, trace};
@@ -316,6 +316,11 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     #[inline(always)]
     fn is_direct_link(&self, link: u32) -> bool {
         DIRECT_LINKS.get_ptr(&link).is_some()
+    }
+
+    #[inline(always)]
+    fn xdp_link(&self, link: u32) -> Option<XdpLinkValue> {
+        copy!(XDP_LINKS, &link)
     }
 
     #[inline(always)]

@@ -57,15 +57,16 @@ fn count_lost(record: LostRecord) {
     }
 }
 
+/// Returns true if packets are captured.
 #[inline(always)]
-fn is_on() -> bool {
+pub fn captures_packets() -> bool {
     CAPTURES_PACKETS.load() != 0
 }
 
 /// Keeps the headers of a packet as it came to the program.
 #[inline(always)]
 pub fn begin_capture<L: Layer>(skb: &Skb<L>) {
-    if is_on() {
+    if captures_packets() {
         keep_headers(skb.again());
     }
 }
@@ -83,7 +84,7 @@ fn keep_headers<L: Layer>(skb: Skb<L>) {
 /// returns.
 #[inline(always)]
 pub fn end_capture<L: Layer, P: EntryPoint>(skb: &Skb<L>, code: i32) {
-    if is_on() {
+    if captures_packets() {
         write::<L, P>(skb.again(), code);
     }
 }

@@ -8,7 +8,7 @@ use proxy_common::layout::{COUNTED_SERVICES, SIZE_SETTINGS, SizeSetting};
 use super::value::Kind;
 use crate::{
     kernel::bpf,
-    mode::{BackstopPolicy, LinksDirect, LinksMasquerade, LinksPath, Mode, SocketsScope},
+    mode::{BackstopPolicy, LinksDirect, LinksMasquerade, LinksPath, LinksXdp, Mode, SocketsScope},
 };
 
 /// One field of the configuration.
@@ -176,6 +176,7 @@ const FIELDS: &[Field] = &[
     field_of("shunt.backstop", Kind::OneOf(BackstopPolicy::NAMES)).default("auto").only_in(EBPF),
     field_of("shunt.links.path", Kind::OneOf(LinksPath::NAMES)).default("auto").only_in(EBPF),
     field_of("shunt.links.direct", Kind::OneOf(LinksDirect::NAMES)).default("learned").only_in(EBPF),
+    field_of("shunt.links.xdp", Kind::OneOf(LinksXdp::NAMES)).default("off").only_in(EBPF),
     field_of("shunt.links.masquerade", Kind::OneOf(LinksMasquerade::NAMES)).default("auto").only_in(EBPF),
     field_of("shunt.links.masqueradePorts", Kind::Text).default("1024-29999").only_in(EBPF),
     field_of("shunt.links.maglev", Kind::Bool).default("false").only_in(EBPF),

@@ -78,6 +78,9 @@ pub(super) enum Value {
     Levels(Vec<(String, u32)>),
 }
 
+/// The word of a setting that turns something off.
+const OFF: &str = "off";
+
 impl Kind {
     /// Returns the allowed values, as the end of a sentence that starts with "must be".
     pub(super) fn allowed(self) -> String {
@@ -108,6 +111,11 @@ impl Kind {
             }
             Self::Quantity => "a number of bytes, such as 512 or 4Ki".into(),
         }
+    }
+
+    /// Returns true for a setting with the word `off`.
+    pub(super) fn has_off(words: &[&str]) -> bool {
+        words.contains(&OFF)
     }
 
     /// Reads a value of the file. Returns `Ok(None)` for null and empty values, which mean "unset",
@@ -141,6 +149,8 @@ impl Kind {
             (Self::VModule, Yaml::Sequence(items)) => {
                 lists::levels_of_file(items).map(|levels| Some(Value::Levels(levels))).ok_or(())
             }
+            // What `off` without quotes is in YAML 1.1, and so for kubectl and Helm.
+            (Self::OneOf(words), Yaml::Bool(false)) if Self::has_off(words) => self.read_text(OFF),
             (kind, Yaml::String(text)) if kind.is_written_as_text() => self.read_text(text),
             _ => Err(()),
         }

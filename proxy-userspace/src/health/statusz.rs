@@ -106,7 +106,7 @@ fn write_ebpf(f: &mut fmt::Formatter<'_>, facts: &Facts) -> fmt::Result {
     match &facts.link_path {
         None => line(f, "Link path", "not known yet")?,
         Some(LinkPath::Programs) => line(f, "Link path", "programs")?,
-        Some(LinkPath::Direct { scope, without }) => {
+        Some(LinkPath::Direct { scope, without, .. }) => {
             line(f, "Link path", "direct")?;
             let flows = match scope {
                 DirectScope::Learned => "learned",

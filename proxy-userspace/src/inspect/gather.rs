@@ -197,6 +197,7 @@ pub(super) fn links(inspected: &Inspected<'_>) -> Vec<LinkRow> {
         }
         .to_owned(),
         path: path(index).to_owned(),
+        xdp: node.xdp_links.get(index).filter(|_| is_ebpf).map(|link| link.mode.name().to_owned()),
         local: node.local_links.contains(index),
         bridge: node.bridge_ports.get(index).map(ToString::to_string),
     };

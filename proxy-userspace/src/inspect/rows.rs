@@ -264,6 +264,8 @@ pub struct LinkRow {
     pub header: String,
     /// What translates what comes in: `programs`, `direct`, `netfilter`, or why it is not served.
     pub path: String,
+    /// `generic` or `native`: where the XDP program runs, if the link gets one.
+    pub xdp: Option<String>,
     /// What comes in is from a local pod, where local detection is by links.
     pub local: bool,
     /// The bridge of which it is a port has this address.
@@ -272,7 +274,7 @@ pub struct LinkRow {
 
 impl Row for LinkRow {
     const COLUMNS: (&'static [&'static str], &'static [&'static str]) =
-        (&["NAME", "INDEX", "HEADER", "PATH"], &["LOCAL", "BRIDGE"]);
+        (&["NAME", "INDEX", "HEADER", "PATH"], &["XDP", "LOCAL", "BRIDGE"]);
 
     fn cells(&self) -> Vec<String> {
         vec![self.name.clone(), self.index.to_string(), self.header.clone(), self.path.clone()]
@@ -280,7 +282,9 @@ impl Row for LinkRow {
 
     fn wide_cells(&self) -> Vec<String> {
         let local = if self.local { "yes" } else { "no" };
-        vec![local.to_owned(), or_dash(self.bridge.as_deref().unwrap_or_default())]
+        let [xdp, bridge] =
+            [&self.xdp, &self.bridge].map(|cell| or_dash(cell.as_deref().unwrap_or_default()));
+        vec![xdp, local.to_owned(), bridge]
     }
 }
 

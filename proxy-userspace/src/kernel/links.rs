@@ -22,8 +22,9 @@ use super::{
     bpf::tc,
     local_routes::LocalRoutes,
     netlink::{MAX_DUMP_ATTEMPTS, attribute},
+    xdp_features::XdpReader,
 };
-use crate::net::{Link, LinkAddress, LinkHeader, MacAddress, NodeFacts, SourceAddress};
+use crate::net::{Device, Link, LinkAddress, LinkHeader, MacAddress, NodeFacts, SourceAddress, XdpFeatures};
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
 
@@ -50,9 +51,9 @@ pub async fn report(
     let connection = tokio::spawn(connection);
     let outcome = async {
         let mut logged = BTreeSet::new();
-        let mut routes = LocalRoutes::watch();
+        let (mut routes, mut xdp) = (LocalRoutes::watch(), XdpReader::default());
         loop {
-            let (facts, excluded) = list_whole(&mut handle, excluded_link).await?;
+            let (facts, excluded) = list_whole(&mut handle, &mut xdp, excluded_link).await?;
             let facts = NodeFacts { local_routes: routes.list().await, ..facts };
             log_unsupported(&facts.links, &mut logged);
             to.send_if_modified(|current| {
@@ -145,11 +146,12 @@ fn log_unsupported(links: &[Link], logged: &mut BTreeSet<u32>) {
 /// Lists all links and addresses, again if they change meanwhile, within limits.
 async fn list_whole(
     handle: &mut Handle,
+    xdp: &mut XdpReader,
     excluded_link: &str,
 ) -> Result<(NodeFacts, Option<u32>), KernelError> {
     let mut attempts = 1..MAX_DUMP_ATTEMPTS;
     loop {
-        match list(handle, excluded_link).await {
+        match list(handle, xdp, excluded_link).await {
             Err(error) if error.kind() == io::ErrorKind::Interrupted && attempts.next().is_some() => {}
             listed => return listed.map_err(failed("list links and addresses over")),
         }
@@ -157,13 +159,21 @@ async fn list_whole(
 }
 
 /// Lists all links and addresses. Also returns the index of the excluded link, if it exists.
-async fn list(handle: &mut Handle, excluded_link: &str) -> io::Result<(NodeFacts, Option<u32>)> {
+async fn list(
+    handle: &mut Handle,
+    xdp: &mut XdpReader,
+    excluded_link: &str,
+) -> io::Result<(NodeFacts, Option<u32>)> {
     let mut links =
         dump(handle, RouteNetlinkMessage::GetLink(LinkMessage::default()), |answer| match answer {
             RouteNetlinkMessage::NewLink(message) => link(&message),
             _ => None,
         })
         .await?;
+    let features = xdp.read();
+    for link in &mut links {
+        link.xdp = features.get(&link.index).copied().unwrap_or_default();
+    }
     links.sort();
     let names: HashMap<u32, Arc<str>> =
         links.iter().map(|link| (link.index, Arc::clone(&link.name))).collect();
@@ -240,6 +250,7 @@ pub(super) fn read_any(message: &Message) {
 fn link(message: &LinkMessage) -> Option<Link> {
     let name = attribute!(message.attributes, LinkAttribute::IfName(name) => name.as_str().into())?;
     let master = attribute!(message.attributes, LinkAttribute::Controller(master) => *master);
+    let beneath = attribute!(message.attributes, LinkAttribute::Link(beneath) => *beneath);
     Some(Link {
         index: message.header.index,
         name,
@@ -248,13 +259,36 @@ fn link(message: &LinkMessage) -> Option<Link> {
         is_loopback: message.header.flags.contains(LinkFlags::Loopback),
         is_ifb: is_kind(message, &InfoKind::Ifb),
         bridge_address: bridge_address(message),
+        hardware_address: hardware_address(message),
+        device: device(message),
+        vlan_of: beneath.filter(|_| is_kind(message, &InfoKind::Vlan)),
+        xdp: XdpFeatures::default(),
     })
 }
 
-fn bridge_address(message: &LinkMessage) -> Option<MacAddress> {
+/// Returns what the link is, unless it is built over other links or has none.
+fn device(message: &LinkMessage) -> Option<Device> {
+    let kind = message.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(infos) => infos.iter().find_map(|info| match info {
+            LinkInfo::Kind(kind) => Some(kind),
+            _ => None,
+        }),
+        _ => None,
+    });
+    match kind {
+        None => Some(Device::Hardware),
+        Some(InfoKind::Veth) => Some(Device::Veth),
+        Some(_) => None,
+    }
+}
+
+fn hardware_address(message: &LinkMessage) -> Option<MacAddress> {
     let address = attribute!(message.attributes, LinkAttribute::Address(address) => address);
-    let is_bridge = is_kind(message, &InfoKind::Bridge);
-    Some(MacAddress(address.filter(|_| is_bridge)?.as_slice().try_into().ok()?))
+    Some(MacAddress(address?.as_slice().try_into().ok()?))
+}
+
+fn bridge_address(message: &LinkMessage) -> Option<MacAddress> {
+    hardware_address(message).filter(|_| is_kind(message, &InfoKind::Bridge))
 }
 
 fn is_kind(message: &LinkMessage, kind: &InfoKind) -> bool {

@@ -54,11 +54,11 @@ pub(super) fn has_rules(evidence: &Evidence, scope: DirectScope) -> bool {
     })
 }
 
-/// Returns the names of the links on which others see packets that come in. On the direct path,
-/// packets pass only the filters before shunt's programs.
-pub(super) fn links_with_filters(filters: &[LinkFilter]) -> BTreeSet<Arc<str>> {
-    let at_ingress = filters.iter().filter(|filter| filter.hook == tc::Hook::Ingress);
-    at_ingress.map(|filter| Arc::clone(&filter.link)).collect()
+/// Returns the names of the links on which others see packets at a hook. On the direct path, packets
+/// that come in pass only the filters before shunt's programs.
+pub(super) fn links_with_filters(filters: &[LinkFilter], hook: tc::Hook) -> BTreeSet<Arc<str>> {
+    let here = filters.iter().filter(|filter| filter.hook == hook);
+    here.map(|filter| Arc::clone(&filter.link)).collect()
 }
 
 fn notices_as_filter(filter: &LinkFilter) -> Option<String> {

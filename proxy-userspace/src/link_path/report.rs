@@ -15,6 +15,7 @@ use super::{
 use crate::{
     kernel::{
         KernelError,
+        bpf::tc::Hook,
         command::Launcher,
         foreign_changes::{ForeignChanges, TableName},
         foreign_filters::LinkFilter,
@@ -122,7 +123,8 @@ pub async fn report(
 }
 
 fn direct(scope: DirectScope, filters: &[LinkFilter]) -> LinkPath {
-    LinkPath::Direct { scope, without: links_with_filters(filters) }
+    let [without, filtered] = [Hook::Ingress, Hook::Egress].map(|hook| links_with_filters(filters, hook));
+    LinkPath::Direct { scope, without, filtered }
 }
 
 async fn read_and_judge(launcher: Launcher, settings: Settings) -> Result<LinkPath, KernelError> {

@@ -43,6 +43,6 @@ pub use snapshot::*;
 pub use state::Model;
 
 pub use crate::net::{
-    DirectScope, IpFamily, Link, LinkAddress, LinkHeader, LinkPath, MacAddress, NodeFacts, PortRange,
-    Protocol, SocketScope, SourceAddress,
+    Device, DirectScope, IpFamily, Link, LinkAddress, LinkHeader, LinkPath, MacAddress, NodeFacts, PortRange,
+    Protocol, SocketScope, SourceAddress, XdpFeatures, XdpMode,
 };

@@ -4,12 +4,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use super::{
-    Framing, IpFamily, Link, LinkHeader, LinkPath, LocalTrafficDetector, MacAddress, Masquerade,
-    ModelSettings, Node, NodeAddressType, NodeFacts, NodeView, PortRange, ServedLink,
-    local_detector::local_traffic_detector, masquerade_addresses::masquerade_addresses,
+    Device, Framing, IpFamily, Link, LinkHeader, LinkPath, LocalTrafficDetector, MacAddress, Masquerade,
+    ModelSettings, Node, NodeAddressType, NodeFacts, NodeView, PortRange, ServedLink, SourceAddress, XdpLink,
+    XdpMode, XdpPolicy, local_detector::local_traffic_detector, masquerade_addresses::masquerade_addresses,
     node_port_addresses::node_port_addresses,
 };
 
@@ -29,6 +30,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
     });
     let direct_links = direct_links(&links, &facts.link_path);
     NodeView {
+        xdp_links: xdp_links(settings, &links, &direct_links, facts),
         direct_links,
         node_port_addresses: node_port_addresses(settings, node, &local_addresses, &facts.local_routes),
         local_addresses,
@@ -85,7 +87,7 @@ fn kernel_ip(facts: &NodeFacts, family: IpFamily) -> Option<IpAddr> {
     let candidates = facts.addresses.iter().filter(|entry| {
         IpFamily::of(entry.address) == family && !entry.address.is_loopback() && &*entry.link != "lo"
     });
-    let is_host_route = |prefix_len: u8| prefix_len >= if family == IpFamily::V4 { 32 } else { 128 };
+    let is_host_route = |prefix_len: u8| prefix_len >= family.bits();
     candidates
         .min_by_key(|entry| (is_host_route(entry.prefix_len), &entry.link, entry.address))
         .map(|entry| entry.address)
@@ -104,6 +106,58 @@ fn direct_links(links: &BTreeMap<u32, ServedLink>, path: &LinkPath) -> BTreeSet<
     let LinkPath::Direct { without, .. } = path else { return BTreeSet::new() };
     let is_direct = |link: &ServedLink| link.framing == Framing::Ethernet && !without.contains(&link.name);
     links.iter().filter(|(_, link)| is_direct(link)).map(|(index, _)| *index).collect()
+}
+
+/// Returns the links that may have an XDP program: those that lead out of the node, by an address
+/// with a subnet. Frames for a bridge or a bond come in on its ports, and hardware may have removed
+/// the tag of a frame for a VLAN: the program would not see whose they are.
+fn xdp_links(
+    settings: &ModelSettings,
+    links: &BTreeMap<u32, ServedLink>,
+    direct_links: &BTreeSet<u32>,
+    facts: &NodeFacts,
+) -> BTreeMap<u32, XdpLink> {
+    let is_filtered = |name: &Arc<str>| match &facts.link_path {
+        LinkPath::Direct { filtered, .. } => filtered.contains(name),
+        LinkPath::Programs | LinkPath::Netfilter { .. } => false,
+    };
+    let xdp_link = |link: &Link| {
+        let mode = xdp_mode(settings.xdp, link)?;
+        let is_native = mode == XdpMode::Native;
+        let link_view = XdpLink {
+            name: link.name.clone(),
+            mode,
+            address: link.hardware_address?,
+            takes_frames: !is_native || link.xdp.takes_frames,
+            redirects_to_itself: is_native && link.device == Some(Device::Veth),
+            forwards: direct_links.contains(&link.index) && !is_filtered(&link.name),
+        };
+        Some((link.index, link_view))
+    };
+    let served = facts.links.iter().filter(|link| links.contains_key(&link.index));
+    served.filter(|link| leads_out(link, facts)).filter_map(xdp_link).collect()
+}
+
+fn leads_out(link: &Link, facts: &NodeFacts) -> bool {
+    let is_subnet = |source: &SourceAddress| {
+        source.link == link.index && source.prefix_len < IpFamily::of(source.address).bits()
+    };
+    let has_vlan = facts.links.iter().any(|other| other.vlan_of == Some(link.index));
+    let is_ethernet = link.header == LinkHeader::Ethernet;
+    is_ethernet && link.master.is_none() && !has_vlan && facts.source_addresses.iter().any(is_subnet)
+}
+
+/// Returns where the XDP program of a link runs, if it may have one. Native XDP takes segmentation
+/// offload away from a veth pair, so that bulk is several times slower. The peer of a veth drops the
+/// frames that it gets from a program unless it has GRO or a program itself.
+fn xdp_mode(policy: XdpPolicy, link: &Link) -> Option<XdpMode> {
+    let is_hardware = link.device? == Device::Hardware;
+    match policy {
+        XdpPolicy::Off => None,
+        XdpPolicy::Auto => (is_hardware && link.xdp.runs_programs).then_some(XdpMode::Native),
+        XdpPolicy::Generic => Some(XdpMode::Generic),
+        XdpPolicy::Native => (is_hardware || link.xdp.takes_frames).then_some(XdpMode::Native),
+    }
 }
 
 /// Returns true unless the programs have no work on a link. Packets on an ifb pass the hooks of the
@@ -151,7 +205,7 @@ fn bridge_ports(facts: &NodeFacts) -> BTreeMap<u32, MacAddress> {
 mod tests {
     use super::*;
     use crate::model::{
-        DetectLocalMode, DirectScope, InterfaceGlobs,
+        DetectLocalMode, DirectScope, InterfaceGlobs, XdpFeatures,
         testing::{facts, ip, link, node, settings},
     };
 
@@ -183,6 +237,57 @@ mod tests {
     }
 
     #[test]
+    fn links_that_lead_out_of_the_node_may_have_an_xdp_program() {
+        let addresses = [
+            (2, "192.0.2.11/24"),
+            (3, "192.0.2.12/24"),
+            (5, "10.244.1.1/24"),
+            (6, "10.244.1.1/32"),
+            (7, "192.0.2.13/24"),
+            (8, "192.0.3.13/24"),
+        ];
+        let source = |(link, address): (u32, &str)| {
+            let net: ipnet::IpNet = address.parse().unwrap();
+            SourceAddress { link, address: net.addr(), prefix_len: net.prefix_len() }
+        };
+        let veth = Some(Device::Veth);
+        let xdp = XdpFeatures { runs_programs: true, takes_frames: false };
+        let links = vec![
+            Link { xdp, ..link(2, "eth0") },
+            Link { device: veth, xdp, ..link(3, "eth1") },
+            Link { xdp, ..link(4, "eth2") },
+            Link { device: None, xdp, ..link(5, "cbr0") },
+            Link { device: veth, xdp, ..link(6, "veth1") },
+            Link { xdp, ..link(7, "eth3") },
+            Link { device: None, vlan_of: Some(7), ..link(8, "eth3.10") },
+        ];
+        let direct = |filtered: &[&str]| LinkPath::Direct {
+            scope: DirectScope::Learned,
+            without: BTreeSet::new(),
+            filtered: filtered.iter().map(|name| Arc::from(*name)).collect(),
+        };
+        let source_addresses = addresses.map(source).to_vec();
+        let mut facts = NodeFacts { links, source_addresses, link_path: direct(&[]), ..NodeFacts::default() };
+        let with = |xdp, facts: &NodeFacts| {
+            let view = node_view(&ModelSettings { xdp, ..settings() }, None, facts);
+            let links = view.xdp_links.into_iter();
+            links.map(|(index, link)| (index, link.mode, link.forwards)).collect::<Vec<_>>()
+        };
+        let (generic, native) = (XdpMode::Generic, XdpMode::Native);
+        assert_eq!(with(XdpPolicy::Off, &facts), []);
+        assert_eq!(with(XdpPolicy::Auto, &facts), [(2, native, true)]);
+        assert_eq!(with(XdpPolicy::Native, &facts), [(2, native, true)], "nobody takes frames of the veth");
+        facts.links[1].xdp.takes_frames = true;
+        assert_eq!(with(XdpPolicy::Auto, &facts), [(2, native, true)]);
+        assert_eq!(with(XdpPolicy::Native, &facts), [(2, native, true), (3, native, true)]);
+        assert_eq!(with(XdpPolicy::Generic, &facts), [(2, generic, true), (3, generic, true)]);
+        facts.link_path = direct(&["eth1"]);
+        assert_eq!(with(XdpPolicy::Generic, &facts), [(2, generic, true), (3, generic, false)]);
+        facts.link_path = LinkPath::Programs;
+        assert_eq!(with(XdpPolicy::Generic, &facts), [(2, generic, false), (3, generic, false)]);
+    }
+
+    #[test]
     fn excluded_links_are_not_served_even_if_they_are_included() {
         let glob = |glob: &str| glob.parse().unwrap();
         let interfaces = InterfaceGlobs {
@@ -198,7 +303,11 @@ mod tests {
         let direct = |without: &[&str]| {
             let without = without.iter().map(|name| (*name).into()).collect();
             let facts = NodeFacts {
-                link_path: LinkPath::Direct { scope: DirectScope::Learned, without },
+                link_path: LinkPath::Direct {
+                    scope: DirectScope::Learned,
+                    without,
+                    filtered: BTreeSet::new(),
+                },
                 ..some_links()
             };
             node_view(&settings(), None, &facts).direct_links.into_iter().collect::<Vec<_>>()
@@ -216,7 +325,11 @@ mod tests {
             masquerades_with_direct_path: with_direct_path,
             ..settings()
         };
-        let direct = LinkPath::Direct { scope: DirectScope::Learned, without: BTreeSet::new() };
+        let direct = LinkPath::Direct {
+            scope: DirectScope::Learned,
+            without: BTreeSet::new(),
+            filtered: BTreeSet::new(),
+        };
         let netfilter = LinkPath::Netfilter { why: "a rule".into() };
         for (with_direct_path, path, so_far, expected) in [
             (true, &LinkPath::Programs, false, None),

@@ -38,6 +38,20 @@ pub enum DetectLocalMode {
     InterfaceNamePrefix(LinkName),
 }
 
+/// Which links have an XDP program, if they lead out of the node and flows take the direct path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum XdpPolicy {
+    /// None.
+    #[default]
+    Off,
+    /// The devices whose drivers say that they forward frames of XDP programs.
+    Auto,
+    /// All, in the kernel.
+    Generic,
+    /// All, in the driver.
+    Native,
+}
+
 /// The configuration that the model uses.
 #[expect(clippy::struct_excessive_bools, reason = "each mirrors one setting")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,6 +79,8 @@ pub struct ModelSettings {
     pub masquerades_with_direct_path: bool,
     /// How clients from outside get an endpoint of a Service that does not say (`links.maglev`).
     pub balance: Balance,
+    /// Which links have an XDP program.
+    pub xdp: XdpPolicy,
     /// The links that are served.
     pub interfaces: InterfaceGlobs,
     /// External IPs of Services are not served (CVE-2020-8554): the feature gate

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 
 use super::{
     Balance, IpFamily, LinkName, LinkPath, MacAddress, Name, NamespacedName, PortRange, Protocol,
-    SocketScope, TrafficPolicy,
+    SocketScope, TrafficPolicy, XdpMode,
 };
 
 /// The name of a service port, like upstream's `ServicePortName`: `namespace/name:port`.
@@ -194,6 +194,8 @@ pub struct NodeView {
     pub link_path: LinkPath,
     /// The indexes of the links on which flows that come in may take the direct path.
     pub direct_links: BTreeSet<u32>,
+    /// The links that may have an XDP program, by index.
+    pub xdp_links: BTreeMap<u32, XdpLink>,
     /// The sockets that are served.
     pub socket_scope: SocketScope,
     /// The addresses of the pods that redirect their own packets, or did. Their sockets are not
@@ -262,6 +264,24 @@ pub struct ServedLink {
     pub name: Arc<str>,
     /// The header with which packets begin.
     pub framing: Framing,
+}
+
+/// A link that may have an XDP program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XdpLink {
+    /// The name.
+    pub name: Arc<str>,
+    /// Where the program runs.
+    pub mode: XdpMode,
+    /// Its own MAC address.
+    pub address: MacAddress,
+    /// It takes frames that programs on other links redirect to it.
+    pub takes_frames: bool,
+    /// Frames that leave on the link where they came in are redirected to it.
+    pub redirects_to_itself: bool,
+    /// The program forwards packets, so that the link gets one. Otherwise it keeps the one that it
+    /// has, which passes all: drivers may lose packets while programs come and go.
+    pub forwards: bool,
 }
 
 /// The header with which the packets of a served link begin.

@@ -67,6 +67,11 @@ pub enum Way {
     Direct,
     /// The same, and whole flows take the direct path.
     Whole,
+    /// As [`Way::Direct`], with XDP in the kernel. Only for packets of the kernel: those of
+    /// processes have no complete checksums here.
+    XdpGeneric,
+    /// The same, in the driver.
+    XdpNative,
 }
 
 /// Where the endpoint is.
@@ -90,12 +95,14 @@ pub(super) struct OutsideResult {
 impl Way {
     /// All ways. Conntrack translates connections in the last three. Afterwards the kernel tracks
     /// connections for a while.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Routed,
         Self::Default,
         Self::Masquerading,
         Self::Direct,
         Self::Whole,
+        Self::XdpGeneric,
+        Self::XdpNative,
         Self::KernelNat,
         Self::Nftables,
         Self::Programs,
@@ -111,7 +118,13 @@ impl Way {
             Self::Masquerading => "ebpf, masquerading",
             Self::Direct => "ebpf, direct",
             Self::Whole => "ebpf, direct, whole",
+            Self::XdpGeneric => "ebpf, generic XDP",
+            Self::XdpNative => "ebpf, native XDP",
         }
+    }
+
+    const fn is_xdp(self) -> bool {
+        matches!(self, Self::XdpGeneric | Self::XdpNative)
     }
 
     /// Returns mode and configuration of the proxy, unless this way has none.
@@ -124,6 +137,8 @@ impl Way {
             Self::Masquerading => "{path: programs, masquerade: programs}",
             Self::Direct => "{path: direct, masquerade: programs}",
             Self::Whole => "{path: direct, direct: whole, masquerade: programs}",
+            Self::XdpGeneric => "{path: direct, masquerade: programs, xdp: generic}",
+            Self::XdpNative => "{path: direct, masquerade: programs, xdp: native}",
         };
         Ok(Some(("ebpf", serde_yaml_ng::from_str(&format!("{{shunt: {{links: {links}}}}}"))?)))
     }
@@ -216,7 +231,7 @@ pub(super) fn measure(
 ) -> Result<Vec<OutsideResult>> {
     set_up(world)?;
     let mut results = Vec::new();
-    for &way in ways {
+    for &way in ways.iter().filter(|way| !way.is_xdp()) {
         let service = way.proxy()?;
         if way == Way::KernelNat {
             world.run(Host::Node1, &format!("nft '{}'", kernel_nat()))?;

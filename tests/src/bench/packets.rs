@@ -8,13 +8,17 @@
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddrV4},
+    os::fd::{AsFd as _, OwnedFd},
     thread,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::net::if_::if_nametoindex;
-use proxy_userspace::kernel::bpf::live_frames::{Datagrams, Generator};
+use proxy_userspace::kernel::bpf::{
+    live_frames::{Datagrams, Fate, Generator},
+    programs,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 use serde_yaml_ng::Mapping;
@@ -159,12 +163,15 @@ pub(super) fn measure(
         let sender = Sender::to(world, way)?;
         sender.begin_flows(world)?;
         world.run_on_bridge(DROP)?;
+        let sink =
+            (way == Way::XdpNative).then(|| world.attach_to_port(Host::Node1, Fate::Drop)).transpose()?;
         for flows in [Flows::Many, Flows::One] {
             results.push(sender.compare(world, way, flows, effort.pairs)?);
         }
         if way == Way::Default {
             new_flows = Some(sender.compare_new_flows(world, effort.pairs)?);
         }
+        drop(sink);
         world.run_on_bridge(STOP_DROPPING)?;
         if way == Way::KernelNat {
             world.run(Host::Node1, "nft delete table ip bench")?;
@@ -186,6 +193,8 @@ const DROP_IN_POD: &str = "nft 'table netdev bench { chain arriving { \
 const STOP_DROPPING: &str = "nft delete table netdev bench";
 
 fn set_up(world: &mut World) -> Result<()> {
+    // Without it, a veth takes no frames of drivers.
+    world.run_on_bridge(&format!("ethtool -K {} gro on", Host::Node1))?;
     for host in [Host::Node1, Host::Router, Host::Node2] {
         world.route(host, SOURCES.parse()?, CLIENT.into())?;
     }
@@ -223,6 +232,7 @@ struct Sender {
     router: [u8; 6],
     client: [u8; 6],
     to: SocketAddrV4,
+    is_native: bool,
 }
 
 impl Sender {
@@ -236,6 +246,7 @@ impl Sender {
             router: world.hardware_address(Host::Router)?,
             client: world.hardware_address(Host::Client)?,
             to,
+            is_native: way == Way::XdpNative,
         })
     }
 
@@ -257,10 +268,10 @@ impl Sender {
     /// Sends a datagram of each flow until its endpoint has answered and the node has learned it.
     fn begin_flows(&self, world: &mut World) -> Result<()> {
         for _ in 0..3 {
-            send(world, Host::Node1, &self.to_node(MANY), (BURST, MANY / BURST), PAUSE)?;
+            send(world, Host::Node1, (&self.to_node(MANY), self.is_native), (BURST, MANY / BURST), PAUSE)?;
             thread::sleep(LEARNING);
         }
-        send(world, Host::Router, &self.to_router(1), (1, 3), PAUSE).map(drop)
+        send(world, Host::Router, (&self.to_router(1), false), (1, 3), PAUSE).map(drop)
     }
 
     fn compare(&self, world: &mut World, way: Way, flows: Flows, pairs: usize) -> Result<PacketsResult> {
@@ -268,8 +279,8 @@ impl Sender {
         let mut rates = Vec::new();
         // The first round fills caches.
         for round in 0..=pairs {
-            let clean = rate(world, Host::Router, &router)?;
-            let measured = rate(world, Host::Node1, &node)?;
+            let clean = rate(world, Host::Router, (&router, false))?;
+            let measured = rate(world, Host::Node1, (&node, self.is_native))?;
             rates.extend((round > 0).then_some((measured, clean)));
         }
         let per_second = median(rates.iter().map(|(measured, _)| *measured))?;
@@ -285,7 +296,7 @@ impl Sender {
                 let to = SocketAddrV4::new(NODE, port);
                 first += ROUND;
                 let datagrams = Datagrams { to, first, ..self.to_node(ALL_NEW) };
-                rate(world, Host::Node1, &datagrams)
+                rate(world, Host::Node1, (&datagrams, false))
             };
             let with_random = measure(RANDOM_NODE_PORT)?;
             let with_table = measure(MAGLEV_NODE_PORT)?;
@@ -303,7 +314,7 @@ fn median(rates: impl Iterator<Item = f64>) -> Result<f64> {
 }
 
 /// Lets an agent send one round. Returns packets a second.
-fn rate(world: &mut World, host: Host, datagrams: &Datagrams) -> Result<f64> {
+fn rate(world: &mut World, host: Host, datagrams: (&Datagrams, bool)) -> Result<f64> {
     let (per_second, share) = send(world, host, datagrams, (ROUND, 1), Duration::ZERO)?;
     ensure!(share >= FORWARDED, "{host} forwarded {share:.3} of its packets");
     Ok(per_second)
@@ -313,11 +324,11 @@ fn rate(world: &mut World, host: Host, datagrams: &Datagrams) -> Result<f64> {
 fn send(
     world: &mut World,
     host: Host,
-    datagrams: &Datagrams,
+    (datagrams, is_native): (&Datagrams, bool),
     (packets, bursts): (u32, u32),
     pause: Duration,
 ) -> Result<(f64, f64)> {
-    let burst = PacketBurst { datagrams: *datagrams, packets, bursts, pause };
+    let burst = PacketBurst { datagrams: *datagrams, packets, bursts, pause, is_native };
     match world.agent(host)?.bench(BenchRequest::Packets(burst), TIMEOUT)? {
         BenchResponse::Sent { per_second, share } => Ok((per_second, share)),
         other => bail!("packets of {host}: {other:?}"),
@@ -326,11 +337,13 @@ fn send(
 
 /// Sends bursts, in an agent.
 pub(super) fn send_here(burst: &PacketBurst) -> Result<BenchResponse> {
-    let PacketBurst { datagrams, packets, bursts, pause } = *burst;
+    let PacketBurst { datagrams, packets, bursts, pause, is_native } = *burst;
     ensure!(packets > 0, "no packets");
     super::load::pin_to_last_cpu()?;
     let link = if_nametoindex(LINK).context(LINK)?;
-    let generator = Generator::load(&datagrams).context("load XDP")?;
+    let to = is_native.then(xdp_program).transpose()?;
+    let to = to.as_ref().map(|program| program.as_fd());
+    let generator = Generator::load(&datagrams, to).context("load XDP")?;
     let (before, began) = (packets_sent()?, Stopwatch::start());
     for _ in 0..bursts {
         generator.send(link, packets).context("send live frames")?;
@@ -339,6 +352,11 @@ pub(super) fn send_here(burst: &PacketBurst) -> Result<BenchResponse> {
     let took = began.elapsed().as_secs_f64();
     let (expected, sent) = (f64::from(packets) * f64::from(bursts), packets_sent()? - before);
     Ok(BenchResponse::Sent { per_second: sent / took, share: sent / expected })
+}
+
+/// Returns the program of the proxy, which has just been loaded.
+fn xdp_program() -> Result<OwnedFd> {
+    programs::newest("shunt_xdp")?.context("no XDP program is loaded")
 }
 
 /// Returns the number of packets that left on all links.

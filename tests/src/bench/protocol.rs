@@ -30,6 +30,8 @@ pub struct PacketBurst {
     pub bursts: u32,
     /// The pause after each.
     pub pause: Duration,
+    /// The proxy's XDP program gets them as if the driver of the link ran it.
+    pub is_native: bool,
 }
 
 /// The kind of an operation.

@@ -29,8 +29,12 @@ struct Arguments {
     #[arg(long, value_name = "auto|always|never")]
     backstop: Option<String>,
     /// The proxy's flag --links-path, in mode ebpf.
-    #[arg(long, value_name = "auto|programs|netfilter")]
+    #[arg(long, value_name = "auto|programs|direct|netfilter")]
     links_path: Option<String>,
+    /// The proxy's flag --links-xdp, in mode ebpf. Hosts then complete their checksums themselves:
+    /// the XDP program leaves all others to the stack.
+    #[arg(long, value_name = "off|generic")]
+    links_xdp: Option<String>,
     /// The proxy's flag --links-masquerade, in mode ebpf.
     #[arg(long, value_name = "netfilter|programs")]
     links_masquerade: Option<String>,
@@ -76,6 +80,7 @@ fn run(arguments: Arguments) -> Result<bool> {
     let shunt = shunt.transpose()?;
     let program = std::env::current_exe().context("find the runner's own program")?;
     let world = World::build(&Host::ALL, &program)?;
+    arguments.links_xdp.as_ref().map_or(Ok(()), |_| world.complete_checksums())?;
     let iptables = arguments.iptables;
     iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
     let selection = Selection::new(&arguments.mode)
@@ -87,6 +92,7 @@ fn run(arguments: Arguments) -> Result<bool> {
         ("--backstop", arguments.backstop),
         ("--links-path", arguments.links_path),
         ("--links-masquerade", arguments.links_masquerade),
+        ("--links-xdp", arguments.links_xdp.clone()),
         ("--sockets-scope", arguments.sockets_scope),
     ];
     let flags = flags.into_iter().filter_map(|(flag, value)| Some((flag, value?))).collect();

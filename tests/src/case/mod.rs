@@ -61,6 +61,9 @@ pub struct Case {
     /// Commands that change the world of this case before the proxy starts.
     #[serde(default)]
     pub world: Vec<Commands>,
+    /// Hosts whose ports of the bridge take frames that drivers send (XDP).
+    #[serde(default, rename = "ports-with-xdp")]
+    pub ports_with_xdp: Vec<Host>,
     /// The steps, in order.
     pub steps: Vec<Step>,
 }
@@ -143,6 +146,7 @@ impl Case {
     pub fn needs_own_world(&self) -> bool {
         !self.outside_cgroup.is_empty()
             || !self.world.is_empty()
+            || !self.ports_with_xdp.is_empty()
             || self.steps.iter().any(|step| !step.run.is_empty() || step.mode.is_some())
     }
 

@@ -17,6 +17,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
+use proxy_userspace::kernel::bpf::live_frames::Fate;
 
 pub use self::{
     cluster::Cluster,
@@ -99,8 +100,13 @@ impl Runner {
         }
         let mut world = World::build(&self.world.hosts(), self.world.program())?;
         self.iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
+        if self.flags.iter().any(|(flag, _)| *flag == "--links-xdp") {
+            world.complete_checksums()?;
+        }
         case.outside_cgroup.iter().try_for_each(|host| world.move_out_of_cgroup(*host))?;
         run_commands(&world, &case.world)?;
+        let ports = case.ports_with_xdp.iter().map(|host| world.attach_to_port(*host, Fate::Pass));
+        let _attached = ports.collect::<Result<Vec<_>>>()?;
         std::mem::swap(&mut self.world, &mut world);
         let report = self.start(case).map(CaseRun::complete);
         std::mem::swap(&mut self.world, &mut world);

@@ -23,9 +23,11 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ipnet::IpNet;
+use nix::net::if_::if_nametoindex;
 use proxy_userspace::{
     explain::{Explanation, NamedQuestion},
     inspect::Client,
+    kernel::bpf::live_frames::{Fate, SameForAll},
 };
 use tokio::runtime;
 
@@ -162,6 +164,21 @@ impl World {
             scaled(COMMAND_TIMEOUT),
         )?;
         output_of(finished, "bridge", line)
+    }
+
+    /// Makes the links of all hosts leave no checksum to the next link, as real ones.
+    pub fn complete_checksums(&self) -> Result<()> {
+        let lines = |host: &Host| self.run(*host, &format!("ethtool -K {LINK} tx off")).map(drop);
+        self.agents.keys().try_for_each(lines)
+    }
+
+    /// Attaches an XDP program to the port of the bridge that leads to a host, until the result is
+    /// dropped.
+    pub fn attach_to_port(&self, host: Host, fate: Fate) -> Result<SameForAll> {
+        Netns::open(&format!("{}-bridge", self.name()))?.run(|| {
+            let port = if_nametoindex(host.name()).with_context(|| format!("the port of {host}"))?;
+            SameForAll::attach(port, fate).with_context(|| format!("attach XDP to the port of {host}"))
+        })
     }
 
     /// Moves the agent of a host of node1 out of the proxy's cgroup. Sockets that it opens later do

@@ -39,6 +39,13 @@ impl Netns {
         Ok(Self { path, file })
     }
 
+    /// Opens an existing namespace.
+    pub(super) fn open(name: &str) -> Result<Self> {
+        let path = Path::new(DIRECTORY).join(name);
+        let file = File::open(&path).with_context(|| format!("open {}", path.display()))?;
+        Ok(Self { path, file })
+    }
+
     /// Returns the mount point of the namespace.
     pub(super) fn path(&self) -> &Path {
         &self.path

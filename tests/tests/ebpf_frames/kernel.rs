@@ -13,7 +13,7 @@ use aya::{
         Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues,
         lpm_trie::{Key, LpmTrie},
     },
-    programs::SchedClassifier,
+    programs::{SchedClassifier, Xdp},
     util::{KernelVersion, nr_cpus},
 };
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
@@ -23,6 +23,7 @@ use proxy_common::{
         AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, EndpointKey, EndpointValue, Flow,
         FlowKey, FragmentKey, FragmentValue, MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue,
         Program, ProgramError, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SourceRange,
+        XdpLinkValue,
     },
     link::Outcome,
     prefilter::{PrefilterItem, PrefilterTable, sized::SizedPrefilter},
@@ -32,7 +33,7 @@ use proxy_userspace::{
     dataplane::ebpf::OBJECT,
     kernel::bpf::{
         self, MappedWords,
-        test_run::{TestFrame, test_run},
+        test_run::{TestFrame, test_run, test_run_xdp},
     },
 };
 
@@ -53,6 +54,7 @@ pub(crate) struct Kernel {
     exempt_sources: HashMap<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
     direct_links: HashMap<MapData, u32, u8>,
+    xdp_links: HashMap<MapData, u32, XdpLinkValue>,
     masquerade_addresses: LpmTrie<MapData, MasqueradeSubnet, Addr>,
     node: Array<MapData, NodeValue>,
     flows: HashMap<MapData, FlowKey, Flow>,
@@ -84,6 +86,9 @@ fn cpus() -> u32 {
 /// The link programs.
 pub(crate) const PROGRAMS: [&str; 4] = ["shunt_in_eth", "shunt_in_ip", "shunt_out_eth", "shunt_out_ip"];
 
+/// The XDP program.
+const XDP: &str = "shunt_xdp";
+
 impl Kernel {
     /// Waits until no other test uses the programs.
     pub(crate) fn lock() -> MutexGuard<'static, Self> {
@@ -112,6 +117,8 @@ impl Kernel {
                 ebpf.program_mut(name).expect("in the object").try_into().expect("for links");
             program.load().expect("the verifier accepts it");
         }
+        let program: &mut Xdp = ebpf.program_mut(XDP).expect("in the object").try_into().expect("for XDP");
+        program.load().expect("the verifier accepts it");
         Self {
             config: None,
             services: map(&mut ebpf, "services"),
@@ -124,6 +131,7 @@ impl Kernel {
             exempt_sources: map(&mut ebpf, "exempt_sources"),
             local_links: map(&mut ebpf, "local_links"),
             direct_links: map(&mut ebpf, "direct_links"),
+            xdp_links: map(&mut ebpf, "xdp_links"),
             masquerade_addresses: map(&mut ebpf, "masquerade_addresses"),
             node: map(&mut ebpf, "node"),
             flows: map(&mut ebpf, "flows"),
@@ -194,6 +202,22 @@ impl Kernel {
             Err(error) if error.raw_os_error() == Some(EINVAL) => None,
             Err(error) => panic!("{name} over {frame:?}: {error}"),
         }
+    }
+
+    /// Runs the XDP program over a frame.
+    fn run_xdp(&mut self, input: &InputFrame) -> FrameResult {
+        let program: &Xdp = self.ebpf.program(XDP).expect("in the object").try_into().expect("for XDP");
+        let program = program.fd().expect("loaded");
+        let mut bytes = input.bytes.clone();
+        let outcome = match test_run_xdp(std::os::fd::AsFd::as_fd(program), &mut bytes) {
+            Ok(1) => Outcome::Drop,
+            Ok(2) => Outcome::Proceed,
+            Ok(3) => Outcome::Transmit,
+            Ok(4) => Outcome::Redirect,
+            Ok(code) => panic!("{XDP} returned {code}, which is neither drop, pass, transmit nor redirect"),
+            Err(error) => panic!("{XDP} over {input:?}: {error}"),
+        };
+        FrameResult { input: input.clone(), bytes, mark: input.mark, note: 0, redirected_to: 0, outcome }
     }
 }
 
@@ -266,6 +290,7 @@ impl FrameRunner for Kernel {
         fill(&mut self.exempt_sources, &members(&config.exempt_sources));
         fill(&mut self.local_links, &members(&config.local_links));
         fill(&mut self.direct_links, &members(&config.direct_links));
+        fill(&mut self.xdp_links, &config.xdp_links);
         let ranges = config.source_ranges.iter().map(|(service, addr, length)| {
             (SourceRange::SERVICE_BITS + length, SourceRange { service: *service, addr: *addr }, *service)
         });
@@ -314,6 +339,10 @@ impl FrameRunner for Kernel {
         if input.note != 0 || input.ingress_link != 0 || input.link != LO {
             return None;
         }
+        if hook == Hook::Xdp {
+            let is_plain = input.checksum == ChecksumState::None && input.segments.is_none();
+            return (is_plain && input.mark == 0).then(|| self.run_xdp(input));
+        }
         let has_sum = match input.checksum {
             ChecksumState::None => false,
             // The kernel has no way to set this state for a test frame.
@@ -330,6 +359,7 @@ impl FrameRunner for Kernel {
         let name = match hook {
             Hook::Ingress => "shunt_in_eth",
             Hook::Egress => "shunt_out_eth",
+            Hook::Xdp => XDP,
         };
         let Some(outcome) = self.run_program(name, &mut frame) else {
             let knows_sums = KernelVersion::current().expect("uname") >= KernelVersion::new(6, 18, 0);

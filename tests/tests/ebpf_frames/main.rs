@@ -4,6 +4,7 @@ mod differential;
 mod floods;
 mod framing;
 mod kernel;
+mod learned;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -20,7 +21,7 @@ use self::kernel::Kernel;
 
 fn main() -> ExitCode {
     let scenarios = ALL.iter().copied().flatten().map(trial);
-    let others = differential::TESTS.iter().chain(framing::TESTS).chain(floods::TESTS);
+    let others = differential::TESTS.iter().chain(framing::TESTS).chain(floods::TESTS).chain(learned::TESTS);
     let others = others.map(|(name, test)| {
         Trial::test(*name, || {
             test();

@@ -36,7 +36,7 @@ use proxy_userspace::{
     },
     model::{
         Balance, Delta, DetectLocalMode, Dirty, InterfaceGlobs, Model, ModelSettings, NodeFacts,
-        NodePortAddresses, Snapshot, WatchEvent,
+        NodePortAddresses, Snapshot, WatchEvent, XdpPolicy,
     },
 };
 use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth};
@@ -239,6 +239,7 @@ fn model_settings() -> ModelSettings {
         masquerade_ports: None,
         masquerades_with_direct_path: false,
         balance: Balance::Random,
+        xdp: XdpPolicy::Off,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),
     }

@@ -6,8 +6,11 @@
 //! again. So nothing watches rules, routes and neighbours: if one of them changes, flows follow
 //! within that time. A firewall that drops that packet ends the direct path.
 
+mod early;
 mod learn;
 mod whole;
+
+pub use self::early::early;
 
 pub(super) use self::{
     learn::learn,
@@ -143,14 +146,20 @@ fn pass_on(
         tables.count_error(ProgramError::NotRewritten);
         return count_drop(tables, Counter::NotRewritten);
     }
-    let bytes = ip_length(frame, packet);
-    let event =
-        if flow.to_endpoint != 0 { ServiceEvent::ToEndpoint(bytes) } else { ServiceEvent::ToClient(bytes) };
-    tables.count_service(flow.service, event);
+    count(frame, tables, packet, &flow);
     frame.set_priority(flow.priority);
     Notes::leave(frame, Notes::FORWARDED);
     frame.redirect(flow.out_link);
     Outcome::Redirect
+}
+
+/// Counts a packet for its Service.
+#[inline(always)]
+fn count(frame: &impl Frame, tables: &impl Tables, packet: &Packet, flow: &DirectFlow) {
+    let bytes = ip_length(frame, packet);
+    let is_to_endpoint = flow.to_endpoint != 0;
+    let event = if is_to_endpoint { ServiceEvent::ToEndpoint(bytes) } else { ServiceEvent::ToClient(bytes) };
+    tables.count_service(flow.service, event);
 }
 
 /// Returns the number of hops that are left if the stack would do with a packet what it did with
@@ -183,13 +192,14 @@ fn is_plain(frame: &impl Frame, packet: &Packet) -> bool {
     matches!(packet.fragment, Fragment::Whole) && packet.has_plain_header() && !has_tag
 }
 
-/// Returns the bytes of the packet, or of its longest segment if the kernel will cut it.
+/// Returns the bytes of the packet, or of its longest segment if the kernel will cut it. Ethernet
+/// pads short packets, so the length is that of the IP header.
 #[inline(always)]
 fn longest(frame: &impl Frame, packet: &Packet, is_connection: bool) -> Option<u32> {
     const UDP_HEADER: u32 = 8;
     let segment = frame.segment_size();
     if segment == 0 {
-        return Some(ip_length(frame, packet));
+        return packet.length(frame);
     }
     let header = if is_connection { packet.tcp_header(frame)? } else { UDP_HEADER };
     Some(packet.payload() - packet.header() + header + segment)
@@ -252,10 +262,11 @@ fn store_v6(frame: &impl Frame, packet: &Packet, flow: &DirectFlow, hops: u8) ->
     frame.store(packet.payload(), &ports.to_le_bytes())
 }
 
-/// Writes the hop limit. No checksum covers it, so a sum of the hardware changes with it.
+/// Writes the hop limit of a plain header, with the next header before it: programs reach no single
+/// byte. No checksum covers it, so a sum of the hardware changes with it.
 #[inline(always)]
 fn store_hops_v6(frame: &impl Frame, packet: &Packet, hops: u8) -> Option<()> {
-    frame.store(packet.header() + 7, &[hops])?;
+    frame.store(packet.header() + 6, &[packet.proto, hops])?;
     frame.update_hardware_checksum(Difference::of_bytes([packet.proto, hops + 1], [packet.proto, hops]));
     Some(())
 }

@@ -55,7 +55,7 @@ impl Node {
                 self.flows += 1;
                 Some(further_tries + 1)
             }
-            Outcome::Drop | Outcome::Redirect | Outcome::Forward => None,
+            Outcome::Drop | Outcome::Redirect | Outcome::Transmit | Outcome::Forward => None,
         }
     }
 

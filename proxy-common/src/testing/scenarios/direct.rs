@@ -5,7 +5,8 @@ use super::{Fixture, PROTOCOLS, scenarios};
 use crate::{
     Protocol,
     checksum::Difference,
-    layout::{DirectFlow, DirectKey, DirectState, Endpoint, ServiceCounts},
+    layout::{DirectFlow, DirectKey, DirectState, Endpoint, ServiceCounts, XdpLinkValue},
+    link::Outcome,
     packet::{TcpFlags, Tuple},
     testing::{ChecksumState, Hook, InputFrame, LO, TestNode, TestPacket},
 };
@@ -116,7 +117,109 @@ fn end_of_a_connection_ends_its_direct_path(node: &mut TestNode<'_>) {
     node.ingress(&before).becomes(&before.to(after.to));
 }
 
+const XDP_LINK: XdpLinkValue = XdpLinkValue { address: [0; 6], takes_frames: 0, redirects_to_itself: 0 };
+
+/// Returns the same with a link that has an XDP program, on which packets leave too.
+pub(super) fn learned_by_xdp(node: &mut TestNode<'_>, protocol: Protocol) -> (TestPacket, TestPacket) {
+    let learned = learned(node, protocol);
+    node.config.xdp_links.insert(LO, XDP_LINK);
+    node.change_direct_flows(|flow| flow.out_link = LO);
+    node.write_maps();
+    learned
+}
+
+fn packets_of_a_learned_flow_leave_before_the_stack(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let (before, after) = learned_by_xdp(node, protocol);
+        node.xdp(&before).is_transmitted_as(&after);
+        node.ingress(&before).is_redirected_as(&after);
+        let bytes_to_endpoints = 2 * before.to_ip_packet().len() as u64;
+        let counts = ServiceCounts { bytes_to_endpoints, ..ServiceCounts::NONE };
+        assert_eq!(node.service_counts(SERVICE), counts);
+        node.wait(0);
+    }
+}
+
+fn datagram_without_a_checksum_gets_none_before_the_stack(node: &mut TestNode<'_>) {
+    let (before, after) = learned_by_xdp(node, Protocol::Udp);
+    let without = |packet: TestPacket| TestPacket { checksum: Some([0; 2]), ..packet };
+    node.xdp(&without(before)).is_transmitted_as(&without(after));
+}
+
+fn packets_for_hardware_that_completes_their_checksum_go_to_the_stack(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let (before, after) = learned_by_xdp(node, protocol);
+        node.xdp(&before.clone().with_sum_of_pseudo_header()).is_left_alone();
+        node.xdp(&before).is_transmitted_as(&after);
+        node.wait(0);
+    }
+}
+
+fn what_is_not_as_the_learned_packets_goes_to_the_stack_unchanged(node: &mut TestNode<'_>) {
+    let (before, after) = learned_by_xdp(node, Protocol::Tcp);
+    for packet in [
+        TestPacket { hops: 1, ..before.clone() },
+        TestPacket { traffic_class: 0xb8, ..before.clone() },
+        TestPacket { vlan_tags: [0x8100].to_vec(), ..before.clone() },
+        TestPacket { to_mac: TO, ..before.clone() },
+        before.clone().fragment(7, 0..16),
+        before.clone().fragment(7, 16..24),
+        before.clone().flags(TcpFlags::SYN_ALONE),
+        before.clone().to(after.to),
+    ] {
+        node.xdp(&packet).is_left_alone();
+    }
+    node.xdp(&before).is_transmitted_as(&after);
+    node.config.xdp_links.clear();
+    node.write_maps();
+    node.xdp(&before).is_left_alone();
+    node.ingress(&before).is_redirected_as(&after);
+}
+
+fn link_that_cannot_send_frames_back_gets_them_by_redirection(node: &mut TestNode<'_>) {
+    let (before, after) = learned_by_xdp(node, Protocol::Udp);
+    node.config.xdp_links.insert(LO, XdpLinkValue { redirects_to_itself: 1, ..XDP_LINK });
+    node.write_maps();
+    node.xdp(&before).is_redirected_as(&after);
+}
+
+fn padding_of_a_short_frame_does_not_make_its_packet_longer(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let (before, after) = learned_by_xdp(node, protocol);
+        let length = u32::try_from(before.to_ip_packet().len()).expect("short");
+        node.change_direct_flows(|flow| flow.longest = length);
+        let padded = |packet: &TestPacket| [packet.to_frame(), [0; 9].to_vec()].concat();
+        for (hook, outcome) in [(Hook::Xdp, Outcome::Transmit), (Hook::Ingress, Outcome::Redirect)] {
+            let result =
+                node.run(hook, &InputFrame::new(padded(&before))).expect("a plain frame always runs");
+            assert_eq!(result.outcome, outcome, "{result:?}");
+            assert_eq!(result.bytes, padded(&after));
+        }
+        node.wait(0);
+    }
+}
+
+fn flow_that_leaves_on_a_link_without_xdp_goes_to_the_stack(node: &mut TestNode<'_>) {
+    let (before, after) = learned_by_xdp(node, Protocol::Udp);
+    node.change_direct_flows(|flow| flow.out_link = 4_711);
+    node.xdp(&before).is_left_alone();
+    let takes_none = XdpLinkValue { address: TO, ..XDP_LINK };
+    node.config.xdp_links.insert(4_711, takes_none);
+    node.write_maps();
+    node.xdp(&before).is_left_alone();
+    node.config.xdp_links.insert(4_711, XdpLinkValue { takes_frames: 1, ..takes_none });
+    node.write_maps();
+    node.xdp(&before).is_redirected_as(&after);
+}
+
 scenarios! {
+    packets_of_a_learned_flow_leave_before_the_stack,
+    datagram_without_a_checksum_gets_none_before_the_stack,
+    packets_for_hardware_that_completes_their_checksum_go_to_the_stack,
+    what_is_not_as_the_learned_packets_goes_to_the_stack_unchanged,
+    link_that_cannot_send_frames_back_gets_them_by_redirection,
+    padding_of_a_short_frame_does_not_make_its_packet_longer,
+    flow_that_leaves_on_a_link_without_xdp_goes_to_the_stack,
     packets_of_a_learned_flow_leave_on_another_link,
     sum_of_the_hardware_stays_correct_on_the_direct_path,
     datagram_without_a_checksum_gets_none_on_the_direct_path,

@@ -27,10 +27,10 @@ use super::{
 };
 use crate::{
     kernel::{cgroup, ipvs::Timeouts},
-    mode::{BackstopPolicy, LinksDirect, LinksMasquerade, LinksPath, Mode, SocketsScope},
+    mode::{BackstopPolicy, LinksDirect, LinksMasquerade, LinksPath, LinksXdp, Mode, SocketsScope},
     model::{
         Balance, DetectLocalMode, InterfaceGlobs, LinkName, ModelSettings, NodePortAddresses, PortRange,
-        parse_cidr_sloppy,
+        XdpPolicy, parse_cidr_sloppy,
     },
     node::{ConntrackSettings, NodeSettings},
 };
@@ -142,6 +142,7 @@ fn model(
         masquerade_all: settings.is_true(&field(settings, masquerade_section(mode), "masqueradeAll")),
         masquerade_ports: masquerade_ports(settings).filter(|_| mode == Mode::Ebpf),
         masquerades_with_direct_path: masquerades_with_direct_path(settings),
+        xdp: xdp(settings),
         balance: if settings.is_true("shunt.links.maglev") { Balance::Maglev } else { Balance::Random },
         interfaces: InterfaceGlobs {
             only: settings.globs("shunt.ebpf.interfaces"),
@@ -412,6 +413,16 @@ fn links_direct(settings: &mut Settings) -> LinksDirect {
         settings.reject(PATH, "must be learned when shunt.links.masquerade is netfilter");
     }
     direct
+}
+
+/// Returns which links have an XDP program.
+fn xdp(settings: &Settings) -> XdpPolicy {
+    match settings.text("shunt.links.xdp").and_then(LinksXdp::from_name) {
+        None | Some(LinksXdp::Off) => XdpPolicy::Off,
+        Some(LinksXdp::Auto) => XdpPolicy::Auto,
+        Some(LinksXdp::Generic) => XdpPolicy::Generic,
+        Some(LinksXdp::Native) => XdpPolicy::Native,
+    }
 }
 
 /// Returns the smallest number of entries of a Maglev table.

@@ -21,7 +21,8 @@ fn schema_of(kind: Kind) -> Json {
         Kind::Text => json!({"type": ["string", "null"]}),
         Kind::OneOf(words) => {
             let unset = [json!(""), Json::Null];
-            json!({"enum": words.iter().map(|word| json!(word)).chain(unset).collect::<Vec<_>>()})
+            let off = Kind::has_off(words).then_some(json!(false));
+            json!({"enum": words.iter().map(|word| json!(word)).chain(off).chain(unset).collect::<Vec<_>>()})
         }
         Kind::Bool => json!({"type": ["boolean", "null"]}),
         Kind::Integer { min, max } => json!({"type": ["integer", "null"], "minimum": min, "maximum": max}),

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{Ebpf, EbpfError, MapEntry, Plan, State, Step, failures::Failures, maps::Maps};
+use super::{Ebpf, EbpfError, MapEntry, Plan, State, Step, failures::Failures, links::xdp, maps::Maps};
 use crate::{dataplane::lock, kernel::KernelError};
 
 /// The maximal number of entries of one map call. If one fails, at most so many are tried again.
@@ -80,6 +80,8 @@ impl Ebpf {
     /// Makes a change and records it in the state.
     fn apply_step(&mut self, step: &Step, state: &mut State) -> Result<(), KernelError> {
         match step {
+            // The link is gone, or it refused the program.
+            Step::Put(MapEntry::XdpLink(index, _)) if state.xdp_mode(*index).is_none() => return Ok(()),
             Step::Put(entry) => self.maps.put(entry)?,
             Step::Remove(entry) => self.maps.remove(entry)?,
             Step::SetLocalDetection(detection) => self.maps.set_local_detection(*detection)?,
@@ -106,6 +108,13 @@ impl Ebpf {
             }
             Step::DetachLink(at) => self.links.detach(&self.pins, *at)?,
             Step::LeaveLink(at) => self.links.leave(&self.pins, *at)?,
+            Step::AttachXdp(index, link) => {
+                let attached = self.links.xdp.attach(&mut self.programs.object, &self.pins, *index, link)?;
+                // The link may be gone, or it refuses programs.
+                state.xdp.extend(attached.map(|attached| (*index, attached)));
+                return Ok(());
+            }
+            Step::DetachXdp(index) => xdp::detach(&self.pins, *index)?,
             Step::ReleaseSockets { .. } => self.socket_releaser.wake(),
         }
         state.record(step);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Ebpf, EbpfError, State,
+    links::xdp,
     maps::{checker::MapChecker, entries::EntryReader},
     program_checker::{Expected, ProgramChecker},
     rules::Rules,
@@ -43,6 +44,7 @@ impl Ebpf {
         self.checkers.iter().for_each(|checkers| checkers.programs.forget_doubt());
         state.attached = self.is_attached()?;
         state.links = self.links.observe(&self.programs.object, &self.pins)?;
+        state.xdp = xdp::observe(&self.programs.object, &self.pins)?;
         state.rules_are_installed = self.rules.as_ref().is_none_or(Rules::are_installed);
         state.rules_masquerade = self.rules.as_ref().map(Rules::masquerade);
         Ok(())
@@ -58,6 +60,8 @@ impl Ebpf {
         };
         checkers.programs_are_due = true;
         state.attached = self.is_attached()?;
+        // There are few. Links that refused a program are asked again.
+        state.xdp = xdp::observe(&self.programs.object, &self.pins)?;
         if self.links.expected(&self.programs.object, &state.links).is_none() {
             state.links = self.links.observe(&self.programs.object, &self.pins)?;
         }

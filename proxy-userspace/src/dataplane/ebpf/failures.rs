@@ -120,6 +120,8 @@ fn describe(step: &Step, state: &State) -> String {
     };
     match step {
         Step::AttachLink(_, served) => link(&served.name),
+        Step::AttachXdp(_, xdp) => format!("the XDP program of link {}", xdp.name),
+        Step::DetachXdp(index) => format!("the XDP program of the link of index {index}"),
         Step::DetachLink(at) | Step::LeaveLink(at) => link(&format_args!("of index {}", at.index)),
         Step::Put(entry) | Step::Remove(entry) => match entry {
             MapEntry::NodeAddress(address) => format!("the node address {address}"),
@@ -129,6 +131,7 @@ fn describe(step: &Step, state: &State) -> String {
             MapEntry::LocalSource(range) => format!("the range of pods that begins at {}", range.addr),
             MapEntry::LocalLink(index) => format!("the pod link with index {index}"),
             MapEntry::DirectLink(index) => format!("the direct path for the link with index {index}"),
+            MapEntry::XdpLink(index, _) => format!("XDP for the link with index {index}"),
             MapEntry::BridgePort(index, _) => format!("the bridge port of index {index}"),
             MapEntry::ExemptNetns(cookie) => format!("the exempt network namespace {}", cookie.0),
             MapEntry::ExemptSource(address) => format!("the exempt pod address {address}"),

@@ -59,14 +59,24 @@ pub(super) fn pin_over(
     pin_at: impl FnOnce(&Path) -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
     let new_pin = suffixed(pin, "-new");
-    match fs::remove_file(&new_pin) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(KernelError::path("remove", new_pin)(error));
-        }
-        _ => {}
-    }
+    remove_pin(&new_pin)?;
     pin_at(&new_pin)?;
     fs::rename(&new_pin, pin).map_err(KernelError::path("rename link to", pin))
+}
+
+/// Detaches a link at once. Removing its pin would detach it only some time later.
+pub(super) fn detach_now(link: &OwnedFd, pin: &Path) {
+    if let Err(error) = syscall::detach_link(link.as_fd()) {
+        tracing::debug!(%error, pin = %pin.display(), "cannot detach the link: it is detached already");
+    }
+}
+
+/// Removes a pin. One that does not exist is no error.
+pub(super) fn remove_pin(pin: &Path) -> Result<(), KernelError> {
+    match fs::remove_file(pin) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(KernelError::path("remove", pin)(error)),
+        _ => Ok(()),
+    }
 }
 
 fn create(program: &mut Program, cgroup: &Cgroup) -> Result<FdLink, ProgramError> {

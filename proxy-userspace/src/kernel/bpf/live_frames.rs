@@ -1,17 +1,19 @@
 //! Makes packets of many clients in the kernel, for measurements: they come in on a link without a
 //! sender, so that their cost is that of the node alone.
 //!
-//! An XDP program of a few instructions writes each frame and passes it to the stack.
+//! An XDP program of a few instructions writes each frame and passes it to the stack, or to another
+//! XDP program.
 
 use std::{
     io,
     net::{Ipv4Addr, SocketAddrV4},
-    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd},
 };
 
 use serde::{Deserialize, Serialize};
 
-use super::syscall;
+use super::{syscall, xdp};
+use crate::net::XdpMode;
 
 /// The bytes of a frame.
 const LENGTH: usize = 64;
@@ -46,16 +48,52 @@ pub struct Generator {
     frame: [u8; LENGTH],
     /// The number of the next client.
     _next: OwnedFd,
+    /// The program that gets the frames.
+    _called: Option<OwnedFd>,
+}
+
+/// What happens to each frame that comes in on a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is dropped, before it costs more.
+    Drop,
+    /// It goes into the stack. A veth takes frames that the driver of its peer sends only if it has
+    /// a program.
+    Pass,
+}
+
+/// An XDP program that does the same with all frames, in the driver of a link. It is detached when
+/// it is dropped.
+#[derive(Debug)]
+pub struct SameForAll {
+    _link: OwnedFd,
+}
+
+impl SameForAll {
+    /// Attaches the program to a link of this network namespace. Kernel 5.9.
+    pub fn attach(link: u32, fate: Fate) -> io::Result<Self> {
+        let action = match fate {
+            Fate::Drop => XDP_DROP,
+            Fate::Pass => XDP_PASS,
+        };
+        let code = [instruction(op::MOVE_CONSTANT, [0, 0], 0, action), instruction(op::EXIT, [0, 0], 0, 0)];
+        let program = syscall::load_xdp(&code)?;
+        let link = syscall::create_xdp_link(program.as_fd(), link, xdp::flags(XdpMode::Native))?;
+        Ok(Self { _link: link })
+    }
 }
 
 impl Generator {
-    /// Loads the program. Kernel 5.18, which [`Generator::send`] needs.
-    pub fn load(datagrams: &Datagrams) -> io::Result<Self> {
+    /// Loads the program. Kernel 5.18, which [`Generator::send`] needs. `to` is the XDP program
+    /// that gets the frames in place of the stack.
+    pub fn load(datagrams: &Datagrams, to: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let frame = datagrams.frame();
         let next = syscall::create_array()?;
-        let instructions = program(&frame, datagrams, next.as_raw_fd());
+        let called = to.map(syscall::create_program_array).transpose()?;
+        let called_fd = called.as_ref().map(AsRawFd::as_raw_fd);
+        let instructions = program(&frame, datagrams, next.as_raw_fd(), called_fd);
         let program = syscall::load_xdp(&instructions)?;
-        Ok(Self { program, frame, _next: next })
+        Ok(Self { program, frame, _next: next, _called: called })
     }
 
     /// Lets this number of datagrams come in on a link of this network namespace.
@@ -115,6 +153,8 @@ mod op {
     pub(super) const MAP: u8 = 1;
     /// `bpf_map_lookup_elem`.
     pub(super) const LOOKUP: i32 = 1;
+    /// `bpf_tail_call`.
+    pub(super) const TAIL_CALL: i32 = 12;
 }
 
 const XDP_DROP: i32 = 1;
@@ -135,12 +175,13 @@ fn load_constant(to: u8, from: u8, value: u64) -> [u64; 2] {
 }
 
 /// Returns the program. It writes the whole frame each time, because the kernel uses its memory
-/// again.
-fn program(frame: &[u8; LENGTH], datagrams: &Datagrams, next: i32) -> Vec<u64> {
+/// again. `next` and `called` are descriptors of maps.
+fn program(frame: &[u8; LENGTH], datagrams: &Datagrams, next: i32, called: Option<i32>) -> Vec<u64> {
     let offset = |offset: usize| i16::try_from(offset).unwrap_or(0);
     let plain = |operation, registers, constant| instruction(operation, registers, 0, constant);
-    // Registers: 6 is the frame, 7 its end, 8 the number of the client.
+    // Registers: 6 is the frame, 7 its end, 8 the number of the client, 9 the context.
     let mut code = vec![
+        plain(op::MOVE, [9, 1], 0),
         instruction(op::LOAD_U32, [6, 1], 0, 0),
         instruction(op::LOAD_U32, [7, 1], 4, 0),
         plain(op::MOVE, [2, 6], 0),
@@ -171,6 +212,11 @@ fn program(frame: &[u8; LENGTH], datagrams: &Datagrams, next: i32) -> Vec<u64> {
         code.push(instruction(op::STORE_U64, [6, 1], offset(at * 8), 0));
     }
     code.extend(client_and_checksum(frame));
+    if let Some(called) = called {
+        code.push(plain(op::MOVE, [1, 9], 0));
+        code.extend(load_constant(2, op::MAP, u64::from(called.cast_unsigned())));
+        code.extend([plain(op::MOVE_CONSTANT, [3, 0], 0), plain(op::CALL, [0, 0], op::TAIL_CALL)]);
+    }
     code.push(plain(op::MOVE_CONSTANT, [0, 0], XDP_PASS));
     code.push(plain(op::EXIT, [0, 0], 0));
     code

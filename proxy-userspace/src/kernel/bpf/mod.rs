@@ -15,6 +15,7 @@ pub mod programs;
 mod syscall;
 pub mod tc;
 pub mod test_run;
+pub mod xdp;
 
 use std::{
     io::{self, ErrorKind},
@@ -281,7 +282,7 @@ fn missing(kind: &'static str, name: &'static str) -> impl FnOnce() -> KernelErr
 }
 
 const fn is_link_program(program: &Program) -> bool {
-    matches!(program, Program::SchedClassifier(_))
+    matches!(program, Program::SchedClassifier(_) | Program::Xdp(_))
 }
 
 /// Returns true if `connect` and `sendmsg` programs may choose the error that their caller gets.
@@ -322,6 +323,7 @@ fn load_program(program: &mut Program) -> Result<(), ProgramError> {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
         Program::SchedClassifier(program) => program.load(),
+        Program::Xdp(program) => program.load(),
         _ => Err(ProgramError::UnexpectedProgramType),
     };
     before.thread_set_mask().map_err(io::Error::from)?;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use aya::{
-    programs::{ProgramError, loaded_programs},
+    programs::{ProgramError, ProgramInfo, loaded_programs},
     sys::{Stats, enable_stats},
 };
 
@@ -63,6 +63,20 @@ pub fn loaded(prefix: &str) -> Result<Vec<ProgramRuns>, KernelError> {
         found.push(ProgramRuns { id: info.id(), name: name.to_owned(), runs, run_time });
     }
     Ok(found)
+}
+
+/// Returns the descriptor of the program of the machine with this name that was loaded last. Needs
+/// `CAP_SYS_ADMIN`.
+pub fn newest(name: &str) -> Result<Option<OwnedFd>, KernelError> {
+    let programs = loaded_programs().filter_map(Result::ok);
+    let named = programs.filter(|program| program.name_as_str() == Some(name));
+    let Some(program) = named.max_by_key(ProgramInfo::id) else { return Ok(None) };
+    let descriptor = program.fd().map_err(KernelError::bpf("open program", name.to_owned()))?;
+    descriptor
+        .as_fd()
+        .try_clone_to_owned()
+        .map(Some)
+        .map_err(KernelError::call("open program", name.to_owned()))
 }
 
 fn is_gone(error: &ProgramError) -> bool {

@@ -20,6 +20,7 @@ const BPF_PROG_TEST_RUN: libc::c_int = 10;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_PROG_QUERY: libc::c_int = 16;
 const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
+const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
 const BPF_MAP_UPDATE_BATCH: libc::c_int = 26;
 const BPF_LINK_CREATE: libc::c_int = 28;
@@ -29,7 +30,10 @@ const BPF_LINK_DETACH: libc::c_int = 34;
 /// Attach before all other programs.
 const BPF_F_BEFORE: u32 = 1 << 3;
 const BPF_LINK_TYPE_TCX: u32 = 11;
+const BPF_LINK_TYPE_XDP: u32 = 6;
+const BPF_XDP: u32 = 37;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
 /// The maximal number of programs on a hook of a link (`BPF_MPROG_MAX`).
 const MAX_ON_A_HOOK: usize = 64;
 
@@ -48,11 +52,18 @@ struct MapCreate {
 
 /// The head of the attribute, as above.
 #[repr(C)]
+#[derive(Default)]
 struct ProgramLoad {
     prog_type: u32,
     insn_cnt: u32,
     insns: u64,
     license: u64,
+    log: [u32; 4],
+    kern_version: u32,
+    prog_flags: u32,
+    prog_name: [u8; 16],
+    prog_ifindex: u32,
+    expected_attach_type: u32,
 }
 
 #[repr(C)]
@@ -293,6 +304,9 @@ pub(super) fn load_xdp(instructions: &[u64]) -> io::Result<OwnedFd> {
         insn_cnt: count,
         insns: instructions.as_ptr() as u64,
         license: c"GPL".as_ptr() as u64,
+        // As with the programs that it may call.
+        expected_attach_type: BPF_XDP,
+        ..ProgramLoad::default()
     };
     let fd = bpf(BPF_PROG_LOAD, attribute)?;
     // SAFETY: a new descriptor that nothing else owns.
@@ -303,9 +317,23 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
+/// Creates an array of one program, which others call.
+pub(super) fn create_program_array(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let array = create_small(BPF_MAP_TYPE_PROG_ARRAY)?;
+    let (key, value) = (0u32, number(program));
+    let (key, value) = ((&raw const key) as u64, (&raw const value) as u64);
+    let attribute = Element { map_fd: number(array.as_fd()), key, value, ..Element::default() };
+    bpf(BPF_MAP_UPDATE_ELEM, attribute)?;
+    Ok(array)
+}
+
 /// Creates an array of one word, which is the smallest map.
 pub(super) fn create_array() -> io::Result<OwnedFd> {
-    let attribute = MapCreate { map_type: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size: 4, max_entries: 1 };
+    create_small(BPF_MAP_TYPE_ARRAY)
+}
+
+fn create_small(map_type: u32) -> io::Result<OwnedFd> {
+    let attribute = MapCreate { map_type, key_size: 4, value_size: 4, max_entries: 1 };
     let fd = bpf(BPF_MAP_CREATE, attribute)?;
     // SAFETY: a new descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -392,6 +420,44 @@ pub(super) fn create_tcx_link(
         flags: BPF_F_BEFORE,
         ..LinkCreate::default()
     };
+    create_link(attribute)
+}
+
+/// The information about a link of type XDP.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct XdpLink {
+    /// The id of its program.
+    pub(super) program: u32,
+    /// The index of its network link; 0 if that is gone.
+    pub(super) ifindex: u32,
+}
+
+/// Returns the information about a link; `None` if it is not of type XDP. Kernel 5.9
+/// (c1931c9784eb).
+pub(super) fn xdp_link(link: BorrowedFd<'_>) -> io::Result<Option<XdpLink>> {
+    let info = link_info(link)?;
+    let xdp = XdpLink { program: info.prog_id, ifindex: u32::from_ne_bytes(first(&info.body)) };
+    Ok((info.link_type == BPF_LINK_TYPE_XDP).then_some(xdp))
+}
+
+/// Attaches a program to the XDP hook of a network link, which has no other. Kernel 5.9
+/// (aa8d3a716b59).
+pub(super) fn create_xdp_link(
+    program: BorrowedFd<'_>,
+    target_ifindex: u32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    let attribute = LinkCreate {
+        prog_fd: number(program),
+        target_ifindex,
+        attach_type: BPF_XDP,
+        flags,
+        ..LinkCreate::default()
+    };
+    create_link(attribute)
+}
+
+fn create_link(attribute: LinkCreate) -> io::Result<OwnedFd> {
     let fd = bpf(BPF_LINK_CREATE, attribute)?;
     // SAFETY: a new descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -440,7 +506,7 @@ pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
 }
 
 /// Runs a program over a frame and its context, and overwrites both with the result. Returns what
-/// the program returned. The frame may not grow.
+/// the program returned. The frame may not grow. An empty context is that of the kernel.
 pub(super) fn test_run(
     program: BorrowedFd<'_>,
     frame: &mut [u8],
@@ -459,8 +525,8 @@ pub(super) fn test_run(
         repeat: 1,
         ctx_size_in: context_size,
         ctx_size_out: context_size,
-        ctx_in: context.as_ptr() as u64,
-        ctx_out: context.as_mut_ptr() as u64,
+        ctx_in: if context.is_empty() { 0 } else { context.as_ptr() as u64 },
+        ctx_out: if context.is_empty() { 0 } else { context.as_mut_ptr() as u64 },
         flags,
         ..TestRun::default()
     };

@@ -1,4 +1,4 @@
-//! Runs a link program over a frame (`BPF_PROG_TEST_RUN`).
+//! Runs a link program or an XDP program over a frame (`BPF_PROG_TEST_RUN`).
 
 use std::{io, os::fd::BorrowedFd};
 
@@ -47,4 +47,10 @@ pub fn test_run(program: BorrowedFd<'_>, frame: &mut TestFrame) -> io::Result<i3
     let [a, b, c, d] = [0, 1, 2, 3].map(|byte| context[MARK + byte]);
     frame.mark = u32::from_ne_bytes([a, b, c, d]);
     Ok(code.cast_signed())
+}
+
+/// Runs an XDP program over a frame that came in on lo, which it may change. Returns what the
+/// program returned.
+pub fn test_run_xdp(program: BorrowedFd<'_>, frame: &mut [u8]) -> io::Result<u32> {
+    syscall::test_run(program, frame, &mut [], 0)
 }

@@ -12,10 +12,11 @@ pub use strategies::*;
 pub use world::World;
 
 use super::{
-    AddressType, Balance, DetectLocalMode, EndpointSlice, Hints, InterfaceGlobs, IpFamily, Link, LinkAddress,
-    LinkHeader, ModelSettings, Name, NamespacedName, Node, NodeFacts, NodePortAddresses, PodNames, Protocol,
-    ResolvedPort, Service, ServicePort, ServicePortKey, ServicePortName, ServiceType, SessionAffinity,
-    SliceEndpoint, SlicePort, TrafficPolicy,
+    AddressType, Balance, DetectLocalMode, Device, EndpointSlice, Hints, InterfaceGlobs, IpFamily, Link,
+    LinkAddress, LinkHeader, MacAddress, ModelSettings, Name, NamespacedName, Node, NodeFacts,
+    NodePortAddresses, PodNames, Protocol, ResolvedPort, Service, ServicePort, ServicePortKey,
+    ServicePortName, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, TrafficPolicy, XdpFeatures,
+    XdpPolicy,
 };
 
 /// The name of this node in [`settings`].
@@ -198,6 +199,7 @@ pub fn settings() -> ModelSettings {
         masquerade_ports: None,
         masquerades_with_direct_path: false,
         balance: Balance::Random,
+        xdp: XdpPolicy::Off,
         loopback_node_ports: true,
         ignores_external_ips: false,
         leaves_cluster_ips_of_links: false,
@@ -216,6 +218,10 @@ pub fn link(index: u32, name: &str) -> Link {
         is_loopback: false,
         is_ifb: false,
         bridge_address: None,
+        hardware_address: Some(MacAddress([2, 0, 0, 0, 1, 1])),
+        device: Some(Device::Hardware),
+        vlan_of: None,
+        xdp: XdpFeatures::default(),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
         LinkAddress, LinkHeader, LinkPath, LoadBalancerIngress, LoadBalancerIpMode, MacAddress,
         ModelSettings, Name, NamespacedName, Node, NodeAddressType, NodeFacts, NodePortAddresses, PortRange,
         Protocol, Service, ServicePort, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, Snapshot,
-        SocketScope, SourceAddress, TrafficPolicy, UnixNanos, WatchEvent,
+        SocketScope, SourceAddress, TrafficPolicy, UnixNanos, WatchEvent, XdpPolicy,
     },
     net::{DirectScope, NetnsCookie},
 };
@@ -95,11 +95,11 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
         1 => node_ranges().prop_map(|cidrs| NodePortAddresses::Primary { cidrs }),
         1 => node_ranges().prop_map(NodePortAddresses::Cidrs),
     ];
-    (detect_local, node_port_addresses, any::<[bool; 5]>(), interface_globs()).prop_map(
+    (detect_local, node_port_addresses, any::<[bool; 6]>(), interface_globs()).prop_map(
         |(
             detect_local,
             node_port_addresses,
-            [masquerade_all, leaves, masquerades, with_direct_path, loopback],
+            [masquerade_all, leaves, masquerades, with_direct_path, loopback, xdp],
             interfaces,
         )| {
             ModelSettings {
@@ -115,6 +115,7 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
                 ignores_external_ips: false,
                 leaves_cluster_ips_of_links: leaves,
                 balance: Balance::Random,
+                xdp: if xdp { XdpPolicy::Generic } else { XdpPolicy::Off },
                 interfaces,
             }
         },
@@ -150,10 +151,16 @@ fn any_link_path() -> impl Strategy<Value = LinkPath> {
     let direct = |scope, without: &[&str]| LinkPath::Direct {
         scope,
         without: without.iter().map(|link| Arc::from(*link)).collect(),
+        filtered: BTreeSet::new(),
+    };
+    let filtered = LinkPath::Direct {
+        scope: DirectScope::Learned,
+        without: BTreeSet::new(),
+        filtered: BTreeSet::from(["eth0".into()]),
     };
     let learned = direct(DirectScope::Learned, &[]);
     let without = direct(DirectScope::Learned, &["veth1"]);
-    select(vec![LinkPath::Programs, learned, without, direct(DirectScope::Whole, &[]), netfilter])
+    select(vec![LinkPath::Programs, learned, without, filtered, direct(DirectScope::Whole, &[]), netfilter])
 }
 
 fn any_socket_scope() -> impl Strategy<Value = SocketScope> {

@@ -17,7 +17,7 @@ use crate::{
     },
     model::{
         Balance, Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, Node, Protocol, Service,
-        ServiceType, TrafficPolicy, testing,
+        ServiceType, TrafficPolicy, XdpPolicy, testing,
     },
 };
 
@@ -76,6 +76,7 @@ impl Daemon {
             masquerade_ports: None,
             masquerades_with_direct_path: false,
             balance: Balance::Random,
+            xdp: XdpPolicy::Off,
             bind_address: None,
             interfaces: InterfaceGlobs::default(),
         };

@@ -41,6 +41,9 @@ struct Arguments {
     /// The proxy's flag --links-direct, in mode ebpf.
     #[arg(long)]
     links_direct: Option<String>,
+    /// The proxy's flag --links-xdp, in mode ebpf. Hosts then complete their checksums themselves.
+    #[arg(long)]
+    links_xdp: Option<String>,
     /// The total number of connections.
     #[arg(long, default_value_t = 5000)]
     connections: usize,
@@ -63,7 +66,11 @@ struct Arguments {
 
 impl Arguments {
     fn set_flags(&self, proxy: &mut Proxy) {
-        let flags = [("--links-masquerade", &self.links_masquerade), ("--links-direct", &self.links_direct)];
+        let flags = [
+            ("--links-masquerade", &self.links_masquerade),
+            ("--links-direct", &self.links_direct),
+            ("--links-xdp", &self.links_xdp),
+        ];
         for (name, value) in flags {
             if let Some(value) = value {
                 proxy.set_flag(name, value);
@@ -125,6 +132,7 @@ fn run(arguments: &Arguments) -> Result<Vec<Check>> {
 fn build(arguments: &Arguments) -> Result<ChurnTest> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
     let mut world = World::build(&Host::ALL, &std::env::current_exe()?)?;
+    arguments.links_xdp.as_ref().map_or(Ok(()), |_| world.complete_checksums())?;
     // The socket programs see the connections of one pod, and not those of the other, which needs
     // the link programs.
     world.move_out_of_cgroup(Host::A2)?;

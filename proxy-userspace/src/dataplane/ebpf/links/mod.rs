@@ -2,13 +2,14 @@
 
 mod order;
 mod reader;
+pub(super) mod xdp;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use nix::net::if_::if_nameindex;
 
-use self::order::Order;
 pub(super) use self::reader::{ExpectedLinks, LinkReader};
+use self::{order::Order, xdp::XdpPrograms};
 use crate::{
     dataplane::DisplacedLink,
     kernel::{
@@ -69,6 +70,8 @@ pub enum HookState {
 pub(super) struct Links {
     means: Means,
     order: Order,
+    /// The XDP programs.
+    pub(super) xdp: XdpPrograms,
 }
 
 /// The way in which programs are attached.
@@ -94,7 +97,7 @@ impl Links {
         } else {
             Means::Clsact { clsact: Clsact::open()?, left_out: BTreeMap::new() }
         };
-        Ok(Self { means, order: Order::default() })
+        Ok(Self { means, order: Order::default(), xdp: XdpPrograms::default() })
     }
 
     /// Attaches the program of this process. Returns what is attached now, or `None` if the link is
@@ -282,6 +285,7 @@ fn link_name(index: u32) -> Arc<str> {
 pub(super) fn remove_all(pins: Option<&PinDir>) -> Vec<KernelError> {
     let mut errors = Vec::new();
     if let Some(pins) = pins {
+        errors.extend(xdp::remove_all(pins));
         errors.extend(remove_marked_qdiscs(pins).err());
         match reader::pinned(pins) {
             // In the opposite order of attaching.

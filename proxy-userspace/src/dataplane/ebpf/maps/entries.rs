@@ -4,8 +4,8 @@ use aya::maps::{MapData, lpm_trie::LpmTrie};
 use proxy_common::{
     Addr,
     layout::{
-        BridgeAddress, EndpointKey, EndpointValue, MasqueradeSubnet, MemberKey, ServiceKey, ServiceValue,
-        SourceRange,
+        EndpointKey, EndpointValue, HardwareAddress, MasqueradeSubnet, MemberKey, ServiceKey, ServiceValue,
+        SourceRange, XdpLinkValue,
     },
 };
 
@@ -30,7 +30,8 @@ pub(crate) struct EntryReader {
     node_addresses: Reader<Addr, u8>,
     local_links: Reader<u32, u8>,
     direct_links: Reader<u32, u8>,
-    bridge_ports: Reader<u32, BridgeAddress>,
+    xdp_links: Reader<u32, XdpLinkValue>,
+    bridge_ports: Reader<u32, HardwareAddress>,
     exempt_netns: Reader<u64, u8>,
     exempt_sources: Reader<Addr, u8>,
     // Kernels before 5.16 have no batches for tries.
@@ -48,6 +49,7 @@ impl EntryReader {
             node_addresses: object.reader("node_addresses")?,
             local_links: object.reader("local_links")?,
             direct_links: object.reader("direct_links")?,
+            xdp_links: object.reader("xdp_links")?,
             bridge_ports: object.reader("bridge_ports")?,
             exempt_netns: object.reader("exempt_netns")?,
             exempt_sources: object.reader("exempt_sources")?,
@@ -66,6 +68,7 @@ impl EntryReader {
         read(&mut self.node_addresses, "node_addresses", |key, _| v(MapEntry::NodeAddress(key)))?;
         read(&mut self.local_links, "local_links", |key, _| v(MapEntry::LocalLink(key)))?;
         read(&mut self.direct_links, "direct_links", |key, _| v(MapEntry::DirectLink(key)))?;
+        read(&mut self.xdp_links, "xdp_links", |key, value| v(MapEntry::XdpLink(key, value)))?;
         read(&mut self.bridge_ports, "bridge_ports", |key, value| v(MapEntry::BridgePort(key, value)))?;
         read(&mut self.exempt_netns, "exempt_netns", |key, _| v(MapEntry::ExemptNetns(NetnsCookie(key))))?;
         read(&mut self.exempt_sources, "exempt_sources", |key, _| v(MapEntry::ExemptSource(key)))?;

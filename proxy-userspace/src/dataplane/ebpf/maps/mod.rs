@@ -20,10 +20,10 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError, lpm_trie::LpmTrie};
 use proxy_common::{
     Addr,
     layout::{
-        BridgeAddress, EndpointKey, EndpointValue, LAYOUT_VERSION, LocalDetection, MAPS, MapContent,
+        EndpointKey, EndpointValue, HardwareAddress, LAYOUT_VERSION, LocalDetection, MAPS, MapContent,
         MapDeclaration, MapSizes, MasqueradeSubnet, Masquerading, MemberKey, NewFlows, NodeValue,
         SIZE_SETTINGS, STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, SocketScope, SourceRange, UdpSocket,
-        service_slots,
+        XdpLinkValue, service_slots,
     },
     maglev::TableSize,
     prefilter::PrefilterTable,
@@ -68,7 +68,7 @@ pub(crate) fn specs(sizes: &MapSizes, cpus: u32) -> Vec<MapSpec> {
 pub(crate) fn map_full(map: &'static str, sizes: &MapSizes) -> KernelError {
     let remedy = match SIZE_SETTINGS.iter().find(|setting| setting.map == map) {
         Some(setting) => format!("raise {} in the configuration file (--config)", setting.path),
-        None if matches!(map, "bridge_ports" | "masquerade_addresses" | "direct_links") => {
+        None if matches!(map, "bridge_ports" | "masquerade_addresses" | "direct_links" | "xdp_links") => {
             "its size is fixed".into()
         }
         None if matches!(map, "exempt_netns" | "exempt_sources") => {
@@ -92,11 +92,12 @@ pub(crate) struct Maps {
     udp_sockets: HashMap<MapData, u64, UdpSocket>,
     local_sources: LpmTrie<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
-    bridge_ports: HashMap<MapData, u32, BridgeAddress>,
+    bridge_ports: HashMap<MapData, u32, HardwareAddress>,
     exempt_netns: HashMap<MapData, u64, u8>,
     exempt_sources: HashMap<MapData, Addr, u8>,
     masquerade_addresses: LpmTrie<MapData, MasqueradeSubnet, Addr>,
     direct_links: HashMap<MapData, u32, u8>,
+    xdp_links: HashMap<MapData, u32, XdpLinkValue>,
     pub(crate) sizes: MapSizes,
     marks: Marks,
     entries: EntryReader,
@@ -160,6 +161,7 @@ impl Maps {
             exempt_sources: object.take_map("exempt_sources")?,
             masquerade_addresses: object.take_map("masquerade_addresses")?,
             direct_links: object.take_map("direct_links")?,
+            xdp_links: object.take_map("xdp_links")?,
             sizes,
             marks,
         })
@@ -266,6 +268,7 @@ impl Maps {
             MapEntry::LocalSource(source) => self.local_sources.insert(&source.key(), IN_SET, 0),
             MapEntry::LocalLink(index) => self.local_links.insert(index, IN_SET, 0),
             MapEntry::DirectLink(index) => self.direct_links.insert(index, IN_SET, 0),
+            MapEntry::XdpLink(index, value) => self.xdp_links.insert(index, value, 0),
             MapEntry::BridgePort(index, bridge) => self.bridge_ports.insert(index, bridge, 0),
             MapEntry::ExemptNetns(cookie) => self.exempt_netns.insert(cookie.0, IN_SET, 0),
             MapEntry::ExemptSource(address) => self.exempt_sources.insert(address, IN_SET, 0),
@@ -320,6 +323,7 @@ impl Maps {
             MapEntry::LocalSource(source) => self.local_sources.remove(&source.key()),
             MapEntry::LocalLink(index) => self.local_links.remove(index),
             MapEntry::DirectLink(index) => self.direct_links.remove(index),
+            MapEntry::XdpLink(index, _) => self.xdp_links.remove(index),
             MapEntry::BridgePort(index, _) => self.bridge_ports.remove(index),
             MapEntry::ExemptNetns(cookie) => self.exempt_netns.remove(&cookie.0),
             MapEntry::ExemptSource(address) => self.exempt_sources.remove(address),

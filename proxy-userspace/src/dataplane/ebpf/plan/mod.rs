@@ -8,7 +8,8 @@
 //! 2. Connections that conntrack translates are left to it before their frontends get Maglev
 //!    tables.
 //! 3. Each frontend is written once, with the new number of slots and the new generation.
-//! 4. Programs are attached: those that translate replies before those that translate requests.
+//! 4. Programs are attached: those that translate replies before those that translate requests,
+//!    and XDP programs last.
 //! 5. Frontends that are no longer needed are removed.
 //! 6. Entries that nothing reads any more are removed.
 
@@ -73,6 +74,7 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
             LinkPath::Programs | LinkPath::Direct { .. } => planner.translate_on_links(),
             LinkPath::Netfilter { .. } => planner.leave_links_to_netfilter(),
         }
+        planner.xdp();
         planner.direct_path();
     }
     if dirty.all {

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proxy_common::{
     Addr,
-    layout::{BridgeAddress, Masquerading, NewFlows},
+    layout::{HardwareAddress, Masquerading, NewFlows, XdpLinkValue},
 };
 
 use super::{
-    super::links::{HookState, LinkHook},
+    super::links::{HookState, LinkHook, xdp::XdpState},
     Planner,
     step::{DirectFields, MapEntry, Step},
     translate,
@@ -52,7 +52,7 @@ impl Planner<'_> {
     pub(super) fn bridge_ports(&mut self) {
         let (node, state) = (self.node, self.state);
         let ports = node.bridge_ports.iter();
-        let wanted = ports.map(|(index, bridge)| (*index, BridgeAddress::new(bridge.0))).collect();
+        let wanted = ports.map(|(index, bridge)| (*index, HardwareAddress::new(bridge.0))).collect();
         self.value_difference(&state.bridge_ports, &wanted, MapEntry::BridgePort);
     }
 
@@ -158,6 +158,39 @@ impl Planner<'_> {
                 Step::LeaveFlowsToConntrack,
             ]);
         }
+    }
+
+    /// Plans the XDP programs, after all other programs on links. A program forwards packets only
+    /// between links with entries. So an entry is written after its program is attached, and
+    /// removed before its program is detached or attached in another mode.
+    pub(super) fn xdp(&mut self) {
+        let (node, state) = (self.node, self.state);
+        let wanted = translate::xdp_links(node, state);
+        let stays = |index: &u32, value: &XdpLinkValue| {
+            let mode = node.xdp_links.get(index).map(|link| link.mode);
+            wanted.get(index) == Some(value) && mode == state.xdp_mode(*index)
+        };
+        let held = state.xdp_links.iter().map(|(index, value)| (*index, *value));
+        let (kept, ended): (BTreeMap<u32, XdpLinkValue>, BTreeMap<u32, XdpLinkValue>) =
+            held.partition(|(index, value)| stays(index, value));
+        let removals = ended.into_iter().map(|(index, value)| Step::Remove(MapEntry::XdpLink(index, value)));
+        self.phases.attachments.extend(removals);
+        let unwanted = state.xdp.keys().filter(|index| !node.xdp_links.contains_key(index));
+        self.phases.attachments.extend(unwanted.copied().map(Step::DetachXdp));
+        for (&index, link) in &node.xdp_links {
+            let is_right = match state.xdp.get(&index) {
+                Some(XdpState::Current(mode) | XdpState::Refused(mode)) => *mode == link.mode,
+                Some(XdpState::Outdated(_)) => false,
+                None => !link.forwards,
+            };
+            if !is_right {
+                self.phases.attachments.push(Step::AttachXdp(index, link.clone()));
+            }
+        }
+        let begun = wanted.into_iter().filter(|(index, _)| !kept.contains_key(index));
+        self.phases
+            .attachments
+            .extend(begun.map(|(index, value)| Step::Put(MapEntry::XdpLink(index, value))));
     }
 
     /// Plans the removal of the programs from links, in the opposite order of their attachment.

@@ -4,19 +4,25 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use proxy_common::{
     Addr,
-    layout::{BridgeAddress, Endpoint, EndpointKey, EndpointValue, MemberKey, ServiceKey, ServiceValue},
+    layout::{
+        Endpoint, EndpointKey, EndpointValue, HardwareAddress, MemberKey, ServiceKey, ServiceValue,
+        XdpLinkValue,
+    },
     maglev::TableSize,
     prefilter::PrefilterItem,
 };
 
 use super::{
-    super::links::{HookState, LinkHook},
+    super::links::{HookState, LinkHook, xdp::XdpState},
     digest::Digest,
     ids::{IdAllocator, ServiceIds},
     ranges::{LinkSubnet, Prefix, Range},
     step::{DirectFields, MapEntry, MasqueradeFields, Step},
 };
-use crate::{model::ServicePortKey, net::NetnsCookie};
+use crate::{
+    model::{ServicePortKey, XdpMode},
+    net::NetnsCookie,
+};
 
 /// A copy of the maps, and the state of programs and rules. Keys begin with the service identifier,
 /// so that the entries of a service port are adjacent.
@@ -33,7 +39,7 @@ pub struct State {
     pub(crate) ids: ServiceIds,
     pub(crate) local_sources: BTreeSet<Prefix>,
     pub(crate) local_links: BTreeSet<u32>,
-    pub(crate) bridge_ports: BTreeMap<u32, BridgeAddress>,
+    pub(crate) bridge_ports: BTreeMap<u32, HardwareAddress>,
     /// How local clients are recognized: [`proxy_common::layout::LocalDetection`], as in the map.
     pub(crate) local_detection: u32,
     pub(crate) exempt_netns: BTreeSet<NetnsCookie>,
@@ -45,11 +51,14 @@ pub struct State {
     pub(crate) masquerade: MasqueradeFields,
     pub(crate) direct: DirectFields,
     pub(crate) direct_links: BTreeSet<u32>,
+    pub(crate) xdp_links: BTreeMap<u32, XdpLinkValue>,
     pub(crate) masquerade_addresses: BTreeMap<LinkSubnet, Addr>,
     /// The socket programs are attached.
     pub(crate) attached: bool,
     /// Our programs on links.
     pub(crate) links: BTreeMap<LinkHook, HookState>,
+    /// Our XDP programs on links, by index.
+    pub(crate) xdp: BTreeMap<u32, XdpState>,
     /// The netfilter rules are as they should be.
     pub(crate) rules_are_installed: bool,
     /// Whether these are the rules for a node where netfilter masquerades. `None` if this process
@@ -73,6 +82,8 @@ impl State {
             Step::Attach => self.attached = true,
             Step::AttachLink(at, link) => drop(self.links.insert(*at, HookState::Current(link.framing))),
             Step::DetachLink(at) | Step::LeaveLink(at) => drop(self.links.remove(at)),
+            Step::AttachXdp(index, link) => drop(self.xdp.insert(*index, XdpState::Current(link.mode))),
+            Step::DetachXdp(index) => drop(self.xdp.remove(index)),
             Step::InstallRules { masquerade } => {
                 self.rules_are_installed = true;
                 self.rules_masquerade = self.rules_masquerade.map(|_| *masquerade);
@@ -107,6 +118,7 @@ impl State {
             MapEntry::LocalSource(source) => drop(self.local_sources.insert(source)),
             MapEntry::LocalLink(index) => drop(self.local_links.insert(index)),
             MapEntry::DirectLink(index) => drop(self.direct_links.insert(index)),
+            MapEntry::XdpLink(index, value) => drop(self.xdp_links.insert(index, value)),
             MapEntry::BridgePort(index, bridge) => drop(self.bridge_ports.insert(index, bridge)),
             MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.insert(cookie)),
             MapEntry::ExemptSource(address) => drop(self.exempt_sources.insert(address)),
@@ -128,6 +140,7 @@ impl State {
             MapEntry::LocalSource(source) => drop(self.local_sources.remove(source)),
             MapEntry::LocalLink(index) => drop(self.local_links.remove(index)),
             MapEntry::DirectLink(index) => drop(self.direct_links.remove(index)),
+            MapEntry::XdpLink(index, _) => drop(self.xdp_links.remove(index)),
             MapEntry::BridgePort(index, _) => drop(self.bridge_ports.remove(index)),
             MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.remove(cookie)),
             MapEntry::ExemptSource(address) => drop(self.exempt_sources.remove(address)),
@@ -145,6 +158,9 @@ impl State {
             }
             MapEntry::BridgePort(index, _) => {
                 return self.bridge_ports.get(index).map(|bridge| MapEntry::BridgePort(*index, *bridge));
+            }
+            MapEntry::XdpLink(index, _) => {
+                return self.xdp_links.get(index).map(|value| MapEntry::XdpLink(*index, *value));
             }
             MapEntry::MasqueradeAddress(subnet, _) => {
                 let address = self.masquerade_addresses.get(subnet);
@@ -258,11 +274,22 @@ impl State {
         self.attached = false;
         let ours = |state: &&mut HookState| !matches!(state, HookState::LeftOut);
         self.links.values_mut().filter(ours).for_each(|state| *state = HookState::Outdated);
+        let replaced = |state: &XdpState| !matches!(state, XdpState::Refused(_));
+        let xdp = self.xdp.values_mut().filter(|state| replaced(state));
+        xdp.for_each(|state| *state = XdpState::Outdated(state.mode()));
+    }
+
+    /// Returns the mode of our XDP program on a link, if it is there. It may be that of an earlier
+    /// process.
+    pub(crate) fn xdp_mode(&self, index: u32) -> Option<XdpMode> {
+        self.xdp.get(&index).filter(|state| !matches!(state, XdpState::Refused(_))).map(|state| state.mode())
     }
 
     /// Returns true if only programs of this process are attached.
     pub(crate) fn is_taken_over(&self) -> bool {
-        self.attached && !self.links.values().any(|state| *state == HookState::Outdated)
+        self.attached
+            && !self.links.values().any(|state| *state == HookState::Outdated)
+            && !self.xdp.values().any(|state| matches!(state, XdpState::Outdated(_)))
     }
 
     /// Returns the frontends of an identifier.

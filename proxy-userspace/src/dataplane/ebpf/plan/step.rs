@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use proxy_common::{
     Addr,
     layout::{
-        BridgeAddress, Endpoint, EndpointKey, EndpointValue, LocalDetection, Masquerading, MemberKey,
-        NewFlows, ServiceKey, ServiceValue, SocketScope,
+        Endpoint, EndpointKey, EndpointValue, HardwareAddress, LocalDetection, Masquerading, MemberKey,
+        NewFlows, ServiceKey, ServiceValue, SocketScope, XdpLinkValue,
     },
     prefilter::PrefilterItem,
 };
@@ -16,7 +16,7 @@ use super::{
     ranges::{LinkSubnet, Prefix, Range},
 };
 use crate::{
-    model::{PortRange, ServedLink},
+    model::{PortRange, ServedLink, XdpLink},
     net::NetnsCookie,
 };
 
@@ -41,9 +41,11 @@ pub enum MapEntry {
     LocalLink(u32),
     /// Flows that come in on the link with this index may take the direct path.
     DirectLink(u32),
+    /// The XDP program forwards packets on the link with this index.
+    XdpLink(u32, XdpLinkValue),
     /// The link with this index is a port of a bridge. Packets that arrive there are for the node
     /// itself if they are for the bridge.
-    BridgePort(u32, BridgeAddress),
+    BridgePort(u32, HardwareAddress),
     /// The socket programs leave this network namespace alone, with
     /// [`SocketScope::NotExempt`](proxy_common::layout::SocketScope).
     ExemptNetns(NetnsCookie),
@@ -65,6 +67,7 @@ impl MapEntry {
             Self::LocalSource(_) => "local_sources",
             Self::LocalLink(_) => "local_links",
             Self::DirectLink(_) => "direct_links",
+            Self::XdpLink(..) => "xdp_links",
             Self::BridgePort(..) => "bridge_ports",
             Self::ExemptNetns(_) => "exempt_netns",
             Self::ExemptSource(_) => "exempt_sources",
@@ -83,6 +86,7 @@ impl MapEntry {
             | Self::LocalSource(_)
             | Self::LocalLink(_)
             | Self::DirectLink(_)
+            | Self::XdpLink(..)
             | Self::BridgePort(..)
             | Self::ExemptNetns(_)
             | Self::ExemptSource(_) => None,
@@ -213,6 +217,10 @@ pub enum Step {
     DetachLink(LinkHook),
     /// Detach our program from a link that netfilter serves from now on.
     LeaveLink(LinkHook),
+    /// Attach the XDP program to the link with this index.
+    AttachXdp(u32, XdpLink),
+    /// Detach it.
+    DetachXdp(u32),
     /// Destroy UDP sockets that are connected to endpoints which no longer serve.
     ReleaseSockets {
         /// The service port that they connected to.
@@ -241,6 +249,7 @@ impl Step {
     pub const fn link(&self) -> Option<u32> {
         match self {
             Self::AttachLink(at, _) | Self::DetachLink(at) | Self::LeaveLink(at) => Some(at.index),
+            Self::AttachXdp(index, _) | Self::DetachXdp(index) => Some(*index),
             _ => None,
         }
     }

@@ -5,18 +5,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 use proxy_common::{
     Addr,
-    layout::{self, Endpoint, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, flags},
+    layout::{
+        self, Endpoint, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, XdpLinkValue, flags,
+    },
     maglev::TableSize,
 };
 
 use super::{
+    super::links::xdp::XdpState,
     any,
     ranges::{LinkSubnet, Prefix},
+    state::State,
 };
 use crate::{
     model::{
         Balance, ClientLocation, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NoEndpointVerdict,
-        NodeView, Protocol, ResolvedEndpoint, ResolvedPort, SocketScope, TrafficPolicy,
+        NodeView, Protocol, ResolvedEndpoint, ResolvedPort, SocketScope, TrafficPolicy, XdpLink,
     },
     net::NetnsCookie,
 };
@@ -42,6 +46,20 @@ pub(crate) fn masquerade_addresses(node: &NodeView) -> BTreeMap<LinkSubnet, Addr
             (LinkSubnet { link: *link, prefix: Prefix::new(subnet) }, Addr::from(*address))
         })
         .collect()
+}
+
+/// Returns the links on which XDP programs forward packets: not those that refused one.
+pub(crate) fn xdp_links(node: &NodeView, state: &State) -> BTreeMap<u32, XdpLinkValue> {
+    let is_refused =
+        |index: &u32, link: &XdpLink| state.xdp.get(index) == Some(&XdpState::Refused(link.mode));
+    let links = node.xdp_links.iter();
+    let forwarding = links.filter(|(index, link)| link.forwards && !is_refused(index, link));
+    let value = |link: &XdpLink| XdpLinkValue {
+        address: link.address.0,
+        takes_frames: link.takes_frames.into(),
+        redirects_to_itself: link.redirects_to_itself.into(),
+    };
+    forwarding.map(|(index, link)| (*index, value(link))).collect()
 }
 
 /// Returns the key of a frontend.

@@ -7,13 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use proxy_common::{
     Addr,
-    layout::{self, BridgeAddress, Endpoint, EndpointKey, NewFlows, ServiceKey, ServiceValue, flags},
+    layout::{self, Endpoint, EndpointKey, HardwareAddress, NewFlows, ServiceKey, ServiceValue, flags},
     select::Slots,
 };
 
 use super::{
     HookState, LinkHook, MapEntry, MapSizes, Plan, State, Step,
     failures::Failures,
+    links::xdp::XdpState,
     plan::{capacity, has_table, plan, step::DirectFields, translate},
 };
 use crate::{
@@ -44,6 +45,7 @@ fn restarted(state: &State) -> State {
     state.forget_names();
     state.attached = false;
     state.links.values_mut().for_each(|running| *running = HookState::Outdated);
+    state.xdp.values_mut().for_each(|running| *running = XdpState::Outdated(running.mode()));
     state
 }
 
@@ -113,8 +115,10 @@ proptest! {
         let mut state = restarted(&programmed(&snapshot));
         let takeover = plan(&state, &snapshot, &Dirty::everything());
         prop_assert_eq!(takeover.steps.first(), Some(&Step::Attach));
-        prop_assert!(takeover.steps.iter().skip(1).all(|step| matches!(step, Step::AttachLink(..))));
-        prop_assert_eq!(takeover.steps.len(), 1 + wanted_links(&snapshot).len());
+        let attaches = |step: &Step| matches!(step, Step::AttachLink(..) | Step::AttachXdp(..));
+        prop_assert!(takeover.steps.iter().skip(1).all(attaches));
+        let links = wanted_links(&snapshot).len() + state.xdp.len();
+        prop_assert_eq!(takeover.steps.len(), 1 + links);
         apply(&mut state, &takeover);
         prop_assert_eq!(state, programmed(&snapshot));
     }
@@ -170,7 +174,7 @@ proptest! {
         prop_assert_eq!(&state.links, &wanted_links(&after));
         prop_assert_eq!(&state.local_links, &after.node.local_links);
         let bridge_ports = after.node.bridge_ports.iter();
-        let bridge_ports = bridge_ports.map(|(index, address)| (*index, BridgeAddress::new(address.0)));
+        let bridge_ports = bridge_ports.map(|(index, address)| (*index, HardwareAddress::new(address.0)));
         prop_assert_eq!(&state.bridge_ports, &bridge_ports.collect::<BTreeMap<_, _>>());
     }
 
@@ -244,6 +248,48 @@ proptest! {
             _ => prop_assert!(!state.direct.epoch.is_on()),
         }
         prop_assert_eq!(state.direct_links, after.node.direct_links);
+    }
+
+    #[test]
+    fn xdp_programs_forward_only_where_they_are_attached(
+        (before, after, dirty) in testing::snapshot_change()
+    ) {
+        let mut state = programmed(&before);
+        let steps = plan(&state, &after, &dirty).steps;
+        for (at, step) in steps.iter().enumerate() {
+            match step {
+                Step::AttachXdp(index, link) => {
+                    let is_replaced = state.xdp_mode(*index) == Some(link.mode);
+                    prop_assert!(is_replaced || !state.xdp_links.contains_key(index));
+                    prop_assert!(!steps[at..].iter().any(|step| matches!(step, Step::AttachLink(..))));
+                }
+                Step::DetachXdp(index) => prop_assert!(!state.xdp_links.contains_key(index)),
+                Step::Put(MapEntry::XdpLink(index, _)) => {
+                    prop_assert!(state.xdp_mode(*index).is_some());
+                    prop_assert!(after.node.direct_links.contains(index));
+                }
+                _ => {}
+            }
+            state.record(step);
+        }
+        prop_assert_eq!(&state.xdp_links, &translate::xdp_links(&after.node, &state));
+        for (index, link) in after.node.xdp_links.iter().filter(|(_, link)| link.forwards) {
+            prop_assert_eq!(state.xdp.get(index), Some(&XdpState::Current(link.mode)));
+        }
+        prop_assert!(state.xdp.keys().all(|index| after.node.xdp_links.contains_key(index)));
+    }
+
+    #[test]
+    fn link_that_refuses_an_xdp_program_forwards_nothing_and_is_not_asked_again_at_once(
+        snapshot in testing::snapshot()
+    ) {
+        let mut state = programmed(&snapshot);
+        state.xdp.values_mut().for_each(|state| *state = XdpState::Refused(state.mode()));
+        let refused = plan(&state, &snapshot, &Dirty::everything());
+        prop_assert!(!refused.steps.iter().any(|step| matches!(step, Step::AttachXdp(..))));
+        apply(&mut state, &refused);
+        prop_assert!(state.xdp_links.is_empty());
+        prop_assert_eq!(plan(&state, &snapshot, &Dirty::everything()).steps, []);
     }
 
     /// The connections that the other mode left to conntrack may have ended, and a new one may have

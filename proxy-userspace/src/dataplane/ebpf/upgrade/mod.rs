@@ -86,8 +86,9 @@ impl Ebpf {
         let names: Vec<String> =
             self.programs.object.cgroup_programs_mut().map(|(name, _)| name.to_owned()).collect();
         // An earlier version may have had other programs.
-        let is_used =
-            |name: &str| names.iter().any(|used| used == name) || links::from_pin_name(name).is_some();
+        let is_on_link =
+            |name: &str| links::from_pin_name(name).is_some() || links::xdp::from_pin_name(name).is_some();
+        let is_used = |name: &str| names.iter().any(|used| used == name) || is_on_link(name);
         self.pins.remove_links(|name| name.starts_with(LINKS) && !is_used(name))?;
         self.programs.object.restore_pins(self.pins.path())?;
         if netns::current_cookie()?.is_none() {

@@ -2,7 +2,7 @@
 //! ordered, and each is in a BPF link that can be pinned.
 
 use std::{
-    fs, io,
+    io,
     os::fd::{AsFd as _, OwnedFd},
     path::Path,
 };
@@ -76,7 +76,7 @@ pub fn attach<'a>(
         syscall::pin(link.as_fd(), new_pin).map_err(KernelError::path("pin link", new_pin))
     })?;
     if let Some(LiveLink { link, .. }) = present {
-        detach_now(&link, pin);
+        link::detach_now(&link, pin);
     }
     Ok(AttachOutcome::Attached)
 }
@@ -146,16 +146,7 @@ pub fn detach(pin: &Path) -> Result<(), KernelError> {
     // A link of another type under our name, for example of a cgroup, is not detached. The pin is
     // removed anyway.
     if syscall::tcx_link(link.as_fd()).is_ok_and(|info| info.is_some()) {
-        detach_now(&link, pin);
+        link::detach_now(&link, pin);
     }
-    match fs::remove_file(pin) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(KernelError::path("remove", pin)(error)),
-        _ => Ok(()),
-    }
-}
-
-fn detach_now(link: &OwnedFd, pin: &Path) {
-    if let Err(error) = syscall::detach_link(link.as_fd()) {
-        tracing::debug!(%error, pin = %pin.display(), "cannot detach the link: it is detached already");
-    }
+    link::remove_pin(pin)
 }
