@@ -29,7 +29,7 @@ pub enum Outcome {
     Drop,
     /// It leaves on another link at once.
     Redirect,
-    /// It leaves at once on the link on which it came in. Only before the stack ([`direct::early`]).
+    /// It leaves at once on the link on which it came in. Only [`direct::early`] returns it.
     Transmit,
 }
 

@@ -1,7 +1,7 @@
-//! Bytes of a packet that programs read without a helper.
+//! Bytes of a packet that programs read and write without a helper.
 
 /// The largest offset at which bytes are read or written. The verifier wants a limit.
-pub(super) const MAX_OFFSET: u32 = 0x7fff;
+const MAX_OFFSET: u32 = 0x7fff;
 
 /// Bytes for which loads and stores of whole words are allowed.
 #[repr(C, align(8))]

@@ -117,6 +117,9 @@ fn xdp_links(
     direct_links: &BTreeSet<u32>,
     facts: &NodeFacts,
 ) -> BTreeMap<u32, XdpLink> {
+    if settings.xdp == XdpPolicy::Off {
+        return BTreeMap::new();
+    }
     let is_filtered = |name: &Arc<str>| match &facts.link_path {
         LinkPath::Direct { filtered, .. } => filtered.contains(name),
         LinkPath::Programs | LinkPath::Netfilter { .. } => false,
@@ -142,9 +145,10 @@ fn leads_out(link: &Link, facts: &NodeFacts) -> bool {
     let is_subnet = |source: &SourceAddress| {
         source.link == link.index && source.prefix_len < IpFamily::of(source.address).bits()
     };
-    let has_vlan = facts.links.iter().any(|other| other.vlan_of == Some(link.index));
+    // For few links: most are those of pods, which have no address with a subnet.
+    let has_vlan = || facts.links.iter().any(|other| other.vlan_of == Some(link.index));
     let is_ethernet = link.header == LinkHeader::Ethernet;
-    is_ethernet && link.master.is_none() && !has_vlan && facts.source_addresses.iter().any(is_subnet)
+    is_ethernet && link.master.is_none() && facts.source_addresses.iter().any(is_subnet) && !has_vlan()
 }
 
 /// Returns where the XDP program of a link runs, if it may have one. Native XDP takes segmentation

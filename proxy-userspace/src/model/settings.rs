@@ -44,7 +44,7 @@ pub enum XdpPolicy {
     /// None.
     #[default]
     Off,
-    /// The devices whose drivers say that they forward frames of XDP programs.
+    /// The devices whose drivers say that they run XDP programs.
     Auto,
     /// All, in the kernel.
     Generic,

@@ -21,7 +21,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::{Service, TestNode, TestPacket};
 use crate::{Protocol, packet::TcpFlags};
 
-/// Makes the node know a flow of a client on the direct path, on a link that also has an XDP program.
+/// Makes the node know a flow of a client on the direct path, on a link that has an XDP program.
 /// Returns a packet that comes in.
 pub fn know_direct_flow(node: &mut TestNode<'_>, protocol: Protocol) -> TestPacket {
     direct::learned_by_xdp(node, protocol).0
