@@ -2,9 +2,12 @@
 
 use std::io::{self, BufWriter, Write};
 
+use jsonpath_rust::{
+    parser::{errors::JsonPathError, model::JpQuery, parse_json_path},
+    query::js_path_process,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
-use serde_json_path::JsonPath;
 use tabwriter::TabWriter;
 
 use super::{API_VERSION, Row};
@@ -32,7 +35,7 @@ pub struct Template(Vec<Part>);
 #[derive(Clone, Debug)]
 enum Part {
     Text(String),
-    Path(JsonPath),
+    Path(JpQuery),
 }
 
 /// The value of `-o` is not a format.
@@ -46,13 +49,13 @@ pub enum InvalidOutput {
     OpenBrace,
     /// An expression is no JSONPath.
     #[error(
-        "{{{expression}}} is not a JSONPath expression (RFC 9535; range and end of kubectl are not supported): {source}"
+        "{{{expression}}} is not a JSONPath expression (RFC 9535; range and end of kubectl are not supported): {problem}"
     )]
     Path {
         /// The expression.
         expression: String,
-        /// The error.
-        source: serde_json_path::ParseError,
+        /// What the parser says.
+        problem: String,
     },
 }
 
@@ -96,7 +99,9 @@ impl Template {
             match part {
                 Part::Text(text) => to.write_all(text.as_bytes())?,
                 Part::Path(path) => {
-                    let values: Vec<String> = path.query(document).iter().map(|value| plain(value)).collect();
+                    // A parsed path fails only by a result that is no part of the document.
+                    let found = js_path_process(path, document).unwrap_or_default();
+                    let values: Vec<String> = found.into_iter().map(|found| plain(found.val)).collect();
                     to.write_all(values.join(" ").as_bytes())?;
                 }
             }
@@ -114,10 +119,18 @@ impl Part {
             return Ok(Self::Text(text.replace("\\n", "\n").replace("\\t", "\t")));
         }
         let path = if trimmed.starts_with('$') { trimmed.to_owned() } else { format!("${trimmed}") };
-        let parsed = JsonPath::parse(&path);
-        parsed
-            .map(Self::Path)
-            .map_err(|source| InvalidOutput::Path { expression: trimmed.to_owned(), source })
+        parse_json_path(&path).map(Self::Path).map_err(|error| InvalidOutput::Path {
+            expression: trimmed.to_owned(),
+            problem: problem_of(&error),
+        })
+    }
+}
+
+/// Returns the error on one line: pest draws the expression with a mark below it.
+fn problem_of(error: &JsonPathError) -> String {
+    match error {
+        JsonPathError::PestError(error) => error.variant.message().into_owned(),
+        other => other.to_string(),
     }
 }
 

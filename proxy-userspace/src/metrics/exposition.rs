@@ -3,13 +3,13 @@
 
 use std::fmt::{self, Write as _};
 
-use prometheus_client::{
-    encoding::{
-        prometheus_protobuf::{self, EncodeError},
-        text,
-    },
-    registry::Registry,
-};
+#[cfg(feature = "protobuf-metrics")]
+use prometheus_client::encoding::prometheus_protobuf::{self, EncodeError};
+use prometheus_client::{encoding::text, registry::Registry};
+
+/// Why metrics cannot be written.
+#[cfg(not(feature = "protobuf-metrics"))]
+type EncodeError = fmt::Error;
 
 const OPENMETRICS: &str = "application/openmetrics-text";
 const PROTOBUF: &str =
@@ -38,7 +38,8 @@ impl Format {
             OPENMETRICS => Some(Self::OpenMetrics),
             "text/plain" | "text/*" | "*/*" => Some(Self::Text),
             _ => {
-                parts.all(|part| range.split(';').any(|given| given.trim() == part)).then_some(Self::Protobuf)
+                let is_protobuf = parts.all(|part| range.split(';').any(|given| given.trim() == part));
+                (cfg!(feature = "protobuf-metrics") && is_protobuf).then_some(Self::Protobuf)
             }
         }
     }
@@ -56,6 +57,7 @@ pub struct Exposition(pub(super) Registry);
 impl Exposition {
     /// Returns the content type and the body for a scraper that sends this `Accept` header.
     pub fn answer(&self, accept: Option<&str>) -> Result<(&'static str, Vec<u8>), EncodeError> {
+        #[cfg(feature = "protobuf-metrics")]
         if Format::preferred(accept.unwrap_or_default()) == Format::Protobuf {
             return Ok((PROTOBUF, prometheus_protobuf::encode_to_vec(&self.0)?));
         }

@@ -4,23 +4,28 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+#[cfg(feature = "live-top")]
 mod draw;
 mod order;
 mod rates;
 mod rows;
 mod sample;
+#[cfg(feature = "live-top")]
 mod screen;
 
-#[cfg(test)]
+#[cfg(all(test, feature = "live-top"))]
 mod tests;
 
 pub use self::{
     arguments::{TopArguments, command},
-    draw::draw,
     order::{Key, Sorting, sort_and_filter},
     rates::Change,
     rows::{EndpointLoad, MapRow, ProgramLoad, Rows, ServiceRate, TopRow},
     sample::{Sample, Sampler, TopError},
+};
+#[cfg(feature = "live-top")]
+pub use self::{
+    draw::draw,
     screen::{Action, Input, Screen},
 };
 

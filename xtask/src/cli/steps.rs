@@ -81,7 +81,7 @@ pub(crate) fn world() -> PathBuf {
 /// The profiles without optimisation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Unoptimised {
-    /// Shares crates with xtask itself.
+    /// Shares crates with xtask itself. Without the features of shunt that bring many crates.
     Quick,
     /// Shares crates with tests.
     Dev,
@@ -90,11 +90,11 @@ pub(crate) enum Unoptimised {
 impl Unoptimised {
     /// Returns the command that builds shunt and a program of the test world.
     pub(crate) fn build(self, program: &str) -> Run {
-        let profile = match self {
-            Self::Quick => "quick",
-            Self::Dev => "dev",
+        let selection = match self {
+            Self::Quick => &["quick", "--no-default-features"][..],
+            Self::Dev => &["dev"],
         };
-        let run = cargo(BUILD).args(["build", "--profile", profile]).args(WORLD);
+        let run = cargo(BUILD).args(["build", "--profile"]).args(selection).args(WORLD);
         run.args(["--bin", "shunt", "--bin", program])
     }
 

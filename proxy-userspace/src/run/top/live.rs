@@ -1,92 +1,27 @@
-//! `shunt top`: prints one reading, or shows a live table on the terminal.
+//! The live table of `shunt top`: the feature `live-top`.
 
-use std::{
-    io::{self, IsTerminal as _, Write as _, stdin, stdout},
-    process::ExitCode,
-    thread,
-    time::Duration,
-};
+use std::{io, process::ExitCode, thread, time::Duration};
 
 use anyhow::Context as _;
 use proxy_userspace::{
     causes::with_causes,
-    inspect::{self, ServiceName},
-    top::{
-        Action, Input, Rows, Sample, Sampler, Screen, TopArguments, TopError, TopRow, View, draw,
-        sort_and_filter,
-    },
+    inspect::ServiceName,
+    top::{Action, Input, Sample, Sampler, Screen, TopArguments, TopError, View, draw},
 };
 use ratatui::{
     DefaultTerminal,
     crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers},
 };
 use tokio::{
-    runtime,
     signal::unix::{Signal, SignalKind, signal},
     sync::mpsc,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep_until},
 };
-
-use super::verbs::{WRONG_USAGE, is_broken_pipe};
 
 /// When the second reading follows the first, so that rates appear soon.
 const FIRST_INTERVAL: Duration = Duration::from_millis(500);
 /// The exit code after a signal is this and its number, as shells report it.
 const KILLED_BY: u8 = 128;
-
-/// Runs `shunt top` to its end.
-pub(crate) fn top(arguments: &TopArguments) -> ExitCode {
-    let has_terminal = stdin().is_terminal() && stdout().is_terminal();
-    if !(arguments.once || has_terminal) {
-        eprintln!(
-            "shunt: the live table needs a terminal (kubectl exec --stdin --tty): use --once for one reading"
-        );
-        return ExitCode::from(WRONG_USAGE);
-    }
-    let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return failed(&error.into()),
-    };
-    let done = if arguments.once {
-        runtime.block_on(print_once(arguments)).map(|()| ExitCode::SUCCESS)
-    } else {
-        runtime.block_on(show(arguments))
-    };
-    match done {
-        Ok(code) => code,
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => failed(&error),
-    }
-}
-
-fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("shunt: {}", with_causes(error.as_ref()));
-    ExitCode::FAILURE
-}
-
-async fn print_once(arguments: &TopArguments) -> anyhow::Result<()> {
-    let mut sampler = Sampler::default();
-    let (view, service) = (arguments.view, arguments.service.as_ref());
-    let mut sample = sampler.sample(view, service).await?;
-    if view.has_rates() {
-        sleep(arguments.interval).await;
-        sample = sampler.sample(view, service).await?;
-    }
-    match sample.rows {
-        Rows::Services(rows) => print(arguments, rows)?,
-        Rows::Endpoints(rows) => print(arguments, rows)?,
-        Rows::Maps(rows) => print(arguments, rows)?,
-        Rows::Programs(rows) => print(arguments, rows)?,
-    }
-    Ok(stdout().flush()?)
-}
-
-fn print<T: TopRow>(arguments: &TopArguments, rows: Vec<T>) -> io::Result<()> {
-    let order = sort_and_filter(&rows, arguments.sorting, &arguments.filter);
-    let mut rows: Vec<Option<T>> = rows.into_iter().map(Some).collect();
-    let sorted: Vec<T> = order.into_iter().filter_map(|index| rows[index].take()).collect();
-    inspect::print(&arguments.output, arguments.view.kind(), &sorted, &mut stdout().lock())
-}
 
 /// A view, and the Service whose endpoints it shows.
 type Question = (View, Option<ServiceName>);
@@ -95,7 +30,7 @@ type Answer = Result<Sample, TopError>;
 
 /// Shows the live table until a key or a signal ends it. The terminal is then as before, also after
 /// a panic: ratatui sets a hook.
-async fn show(arguments: &TopArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn show(arguments: &TopArguments) -> anyhow::Result<ExitCode> {
     let signals = Signals::listen()?;
     let (questions, to_sampler) = mpsc::channel(1);
     let (from_sampler, answers) = mpsc::channel(1);
