@@ -76,6 +76,7 @@ pub(super) fn load_tracing(config: &Config, launcher: &Launcher) -> LoadPrograms
 fn ebpf(config: &Config, launcher: &Launcher, drift: &Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {
     reserve_source_ports(config);
     let mut programs = Ebpf::new(&assembly::ebpf(config, launcher))?;
+    programs.load_link_programs()?;
     let notified = Arc::clone(drift);
     programs.check_in_threads(move || notified.notify_one())?;
     let programs = boxed::<Ebpf>(Ok(programs))?;

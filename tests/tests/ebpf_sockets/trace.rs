@@ -61,6 +61,7 @@ fn programs_trace_only_if_asked_and_have_no_code_for_it_otherwise() {
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let untraced = bench.serve(Protocol::Tcp, "10.96.7.9:80", &[endpoint]);
     TcpStream::connect(untraced).expect("connect");
+    bench.dataplane().load_link_programs().expect("load");
     let without = bench.programs();
     bench.settings.log = LogLevel::Debug;
     bench.restart();
@@ -70,6 +71,7 @@ fn programs_trace_only_if_asked_and_have_no_code_for_it_otherwise() {
     conversations_are_traced_once(&mut bench);
     errors_are_logged(&mut bench);
     assert_eq!(lines(&[format!("vip={untraced}")]), Vec::<String>::new());
+    bench.dataplane().load_link_programs().expect("load");
     let with = bench.programs();
     for name in ["shunt_connect4", "shunt_sendmsg6", "shunt_in_eth"] {
         // Tracing takes more than 1,000 instructions. Without it, only the check remains.

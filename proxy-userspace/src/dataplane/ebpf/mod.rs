@@ -151,8 +151,8 @@ pub struct Ebpf {
 }
 
 impl Ebpf {
-    /// Loads the programs and opens the maps. Uses the maps of an earlier process if they have the
-    /// same layout and size. Nothing is attached until the first plan is applied.
+    /// Loads the socket programs and opens the maps. Uses the maps of an earlier process if they
+    /// have the same layout and size. Nothing is attached until the first plan is applied.
     pub fn new(settings: &EbpfSettings) -> Result<Self, EbpfError> {
         capabilities::check_bpf()?;
         let cgroup = Cgroup::open(&settings.cgroup_root)?;
@@ -181,7 +181,7 @@ impl Ebpf {
         let counters = Counters::open(&mut object, service_counts, Arc::clone(&maps.prefilter))?;
         maps.set_node(netns::current_cookie()?)?;
         let socket_releaser = SocketReleaser::start(directory)?;
-        let links = Links::open(settings.link_attachment, &mut object)?;
+        let links = Links::open(settings.link_attachment)?;
         let log = TraceLogger::start(&mut object, settings.log)?;
         let programs = Programs::new(object, directory)?;
         Ok(Self {
@@ -206,6 +206,12 @@ impl Ebpf {
             attached: false,
             left_out_ports: Vec::new(),
         })
+    }
+
+    /// Loads the programs for links with Ethernet headers, which nearly every node has. Without this
+    /// they are loaded for the first link. A kernel that refuses them is to be reported at start.
+    pub fn load_link_programs(&mut self) -> Result<(), EbpfError> {
+        Ok(Links::load(&mut self.programs.object)?)
     }
 
     /// Hands the connections of link programs that are pinned in a directory over to conntrack, if

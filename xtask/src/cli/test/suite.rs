@@ -122,9 +122,13 @@ const NOT_IN_GUESTS: [&str; 30] = [
 
 /// Kernel tests that guests run only with `--all-kernels`, because what they test works alike on
 /// all kernels. This machine always runs them.
-const ALIKE: [&str; 9] = [
+const ALIKE: [&str; 11] = [
     "iptables_mode::",
     "iptables_refused::",
+    // When userspace looks at links, and what it does then. Each test loads the link programs several
+    // times, which takes an emulated processor most of a minute.
+    "daemon::",
+    "look::",
     // Counts of system calls.
     "calls::",
     "changes::",
@@ -155,7 +159,8 @@ pub(super) struct Suite {
     pub(super) build: Vec<Step>,
     /// Steps on this machine, with the programs that were built.
     pub(super) host: Vec<Step>,
-    /// Steps that compile and check beside those on this machine, which mostly wait.
+    /// Steps beside those on this machine, which mostly wait: they compile and check, or mostly wait
+    /// too.
     pub(super) beside: Vec<Step>,
     /// Steps in virtual machines.
     pub(super) guests: Vec<Step>,
@@ -178,7 +183,7 @@ impl Suite {
         let build = vec![Step::plain("build", steps::build_world()?)];
         // Last, because another step builds the tests at the same time.
         let host = [packets()?, vec![tests()]].concat();
-        Ok(Self { build, host, beside: checks()?, guests })
+        Ok(Self { build, host, beside: [checks()?, daemons()].concat(), guests })
     }
 
     /// Returns the names of the steps of each lane.
@@ -209,6 +214,7 @@ fn quick() -> Result<Suite> {
     let build = vec![
         format(),
         clippy(),
+        clippy_of_the_demo(),
         Step::plain("quick build", Unoptimised::Dev.build("conformance")),
         Step::plain("quick build tests", steps::cargo(LONG).args(["test", "--no-run"]).args(QUICK_TESTS)),
         documents()?,
@@ -237,6 +243,13 @@ fn format() -> Step {
 
 fn clippy() -> Step {
     Step::plain("clippy", steps::cargo(LONG).arg("clippy").args(DENY))
+}
+
+/// Returns the check of the features that the demo is built with. From nothing it takes minutes, so
+/// only [`Extent::Quick`] has it, which is for machines where much is built.
+fn clippy_of_the_demo() -> Step {
+    let run = steps::cargo(LONG).arg("clippy").args(["--no-default-features", "--features", "xtask/cli"]);
+    Step::plain("quick clippy", run.args(["--lib", "--bins", "--", "-D", "warnings"]))
 }
 
 fn documents() -> Result<Step> {
@@ -276,8 +289,7 @@ fn packets() -> Result<Vec<Step>> {
         ..all.clone()
     };
     let with_api = Conformance { source: Some("api".into()), except: ours, ..all.clone() };
-    let daemon = |mode, only| world_program("daemon", mode).args(["--only", only]);
-    Ok([
+    Ok(counted([
         ("conformance", steps::conformance(&all)),
         ("conformance backstop", steps::conformance(&backstopped)),
         ("conformance links path", steps::conformance(&netfilter_path)),
@@ -291,20 +303,31 @@ fn packets() -> Result<Vec<Step>> {
         ("conformance API", steps::conformance(&with_api)),
         ("conformance API nftables", steps::conformance(&some_with_api("nftables"))),
         ("conformance API iptables", steps::conformance(&some_with_api("iptables"))),
-        ("daemon", world_program("daemon", "ebpf")),
-        ("daemon nftables", daemon("nftables", "monitoring,repairs,shutdown,top,ui")),
-        ("daemon iptables", daemon("iptables", "repairs,shutdown,top")),
         ("restarts nftables", world_program("restarts", "nftables")),
         ("churn nftables", world_program("churn", "nftables").args(["--connections", "20000"])),
         ("restarts iptables", world_program("restarts", "iptables")),
         ("deployment", steps::with_shunt("deployment")),
         ("image", this()?.args(["release", "--try"])),
-    ]
-    .map(|(name, run)| Step {
+    ]))
+}
+
+/// Returns the steps that watch one shunt for minutes.
+fn daemons() -> Vec<Step> {
+    let daemon = |mode, only| world_program("daemon", mode).args(["--only", only]);
+    counted([
+        ("daemon", world_program("daemon", "ebpf")),
+        ("daemon nftables", daemon("nftables", "monitoring,repairs,shutdown,top,ui")),
+        ("daemon iptables", daemon("iptables", "repairs,shutdown,top")),
+    ])
+}
+
+/// Returns steps with programs that count as the conformance runner does.
+fn counted<const N: usize>(steps: [(&'static str, Run); N]) -> Vec<Step> {
+    let step = |(name, run): (_, Run)| Step {
         echo: true,
         ..Step::counted(name, run.limit(LONG), counts::conformance_result)
-    })
-    .into())
+    };
+    steps.map(step).into()
 }
 
 /// Returns the cases with objects from the API for another mode. Few are enough: the source of

@@ -85,19 +85,20 @@ enum Means {
 }
 
 impl Links {
-    /// Loads the programs for Ethernet links, which nearly every node has: a kernel that refuses
-    /// them must be reported at start. Programs for links without Ethernet headers are loaded for
-    /// the first such link.
-    pub(super) fn open(attachment: LinkAttachment, object: &mut Object) -> Result<Self, KernelError> {
-        for hook in HOOKS {
-            object.link_program(program_name(hook, Framing::Ethernet))?;
-        }
+    /// Loads nothing: programs are loaded for the first link of their framing.
+    pub(super) fn open(attachment: LinkAttachment) -> Result<Self, KernelError> {
         let means = if attachment == LinkAttachment::Probe && tcx::is_supported() {
             Means::Tcx
         } else {
             Means::Clsact { clsact: Clsact::open()?, left_out: BTreeMap::new() }
         };
         Ok(Self { means, order: Order::default(), xdp: XdpPrograms::default() })
+    }
+
+    /// Loads the programs for Ethernet links.
+    pub(super) fn load(object: &mut Object) -> Result<(), KernelError> {
+        let names = HOOKS.map(|hook| program_name(hook, Framing::Ethernet));
+        names.into_iter().try_for_each(|name| object.link_program(name).map(drop))
     }
 
     /// Attaches the program of this process. Returns what is attached now, or `None` if the link is
