@@ -99,7 +99,7 @@ impl Template {
             match part {
                 Part::Text(text) => to.write_all(text.as_bytes())?,
                 Part::Path(path) => {
-                    // A parsed path fails only by a result that is no part of the document.
+                    // Fails if a result is not in the document. No parsed path has such a result.
                     let found = js_path_process(path, document).unwrap_or_default();
                     let values: Vec<String> = found.into_iter().map(|found| plain(found.val)).collect();
                     to.write_all(values.join(" ").as_bytes())?;

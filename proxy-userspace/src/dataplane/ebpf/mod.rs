@@ -208,8 +208,8 @@ impl Ebpf {
         })
     }
 
-    /// Loads the programs for links with Ethernet headers, which nearly every node has. Without this
-    /// they are loaded for the first link. A kernel that refuses them is to be reported at start.
+    /// Loads the programs for links with Ethernet headers, which nearly every node has. Call this
+    /// at start, so that a kernel that refuses them is reported then, and not at the first link.
     pub fn load_link_programs(&mut self) -> Result<(), EbpfError> {
         Ok(Links::load(&mut self.programs.object)?)
     }

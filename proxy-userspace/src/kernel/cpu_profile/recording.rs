@@ -32,8 +32,8 @@ impl Recording {
         builder.build().map(Self).map_err(failed("record"))
     }
 
-    /// Ends the recording, and returns the message `Profile` of pprof's `profile.proto`. Finding the
-    /// names of the functions takes up to a second.
+    /// Ends the recording, and returns the message `Profile` of pprof's `profile.proto`. It takes
+    /// up to a second to find the names of the functions.
     pub fn finish(self) -> Result<Vec<u8>, KernelError> {
         let report = self.0.report().build().map_err(failed("read"))?;
         drop(self);

@@ -8,8 +8,6 @@ use std::{
     process::ExitCode,
 };
 
-#[cfg(not(feature = "live-top"))]
-use anyhow::bail;
 use proxy_userspace::{
     causes::with_causes,
     inspect,
@@ -78,5 +76,5 @@ fn print<T: TopRow>(arguments: &TopArguments, rows: Vec<T>) -> io::Result<()> {
 /// Fails: the live table is missing.
 #[cfg(not(feature = "live-top"))]
 async fn show(_: &TopArguments) -> anyhow::Result<ExitCode> {
-    bail!("this shunt was built without the feature live-top: use --once for one reading")
+    anyhow::bail!("this shunt was built without the feature live-top: use --once for one reading")
 }

@@ -125,8 +125,8 @@ const NOT_IN_GUESTS: [&str; 30] = [
 const ALIKE: [&str; 11] = [
     "iptables_mode::",
     "iptables_refused::",
-    // When userspace looks at links, and what it does then. Each test loads the link programs several
-    // times, which takes an emulated processor most of a minute.
+    // When userspace looks at links, and what it does then. Each test loads the link programs some
+    // times, which takes most of a minute in a guest.
     "daemon::",
     "look::",
     // Counts of system calls.
@@ -159,8 +159,7 @@ pub(super) struct Suite {
     pub(super) build: Vec<Step>,
     /// Steps on this machine, with the programs that were built.
     pub(super) host: Vec<Step>,
-    /// Steps beside those on this machine, which mostly wait: they compile and check, or mostly wait
-    /// too.
+    /// Steps at the same time as those of `host`, which mostly wait.
     pub(super) beside: Vec<Step>,
     /// Steps in virtual machines.
     pub(super) guests: Vec<Step>,
@@ -245,8 +244,8 @@ fn clippy() -> Step {
     Step::plain("clippy", steps::cargo(LONG).arg("clippy").args(DENY))
 }
 
-/// Returns the check of the features that the demo is built with. From nothing it takes minutes, so
-/// only [`Extent::Quick`] has it, which is for machines where much is built.
+/// Returns the check of the features that the demo is built with. It takes minutes if nothing is
+/// built, so only [`Extent::Quick`] has it.
 fn clippy_of_the_demo() -> Step {
     let run = steps::cargo(LONG).arg("clippy").args(["--no-default-features", "--features", "xtask/cli"]);
     Step::plain("quick clippy", run.args(["--lib", "--bins", "--", "-D", "warnings"]))

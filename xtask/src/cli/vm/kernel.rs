@@ -73,8 +73,8 @@ impl Kernel {
     /// if the CPU has it) soon crash. Newer kernels use it rarely, but need it for the memory of
     /// socket storage (`kmalloc_nolock`).
     ///
-    /// Without erms and fsrm, kernels copy memory by words. qemu emulates a copy by bytes as a loop over
-    /// bytes, which took a third of the time in which the verifier checks the programs.
+    /// Without erms and fsrm, kernels copy memory by words. With them, they copy by bytes, and qemu
+    /// emulates one byte at a time. That took a third of the verifier's time.
     pub(crate) fn cpu(self) -> &'static str {
         if self == Self::Latest { "max,-erms,-fsrm" } else { "max,-cx16,-erms,-fsrm" }
     }
