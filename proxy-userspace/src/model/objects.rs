@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     fmt,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     num::{NonZeroU16, NonZeroU32},
     sync::Arc,
 };
@@ -112,6 +112,28 @@ impl Balance {
     }
 }
 
+/// How packets of clients outside reach an endpoint on another node (annotation
+/// `shunt.dev/forwarding`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Forwarding {
+    /// Translated and masqueraded, so that the replies come back through this node.
+    #[default]
+    Nat,
+    /// Through a tunnel to the endpoint's node, which translates them and answers the client itself
+    /// (direct server return). Only the ebpf mode does this, between nodes with `shunt.dsr.enabled`.
+    Dsr,
+}
+
+impl Forwarding {
+    /// Returns the value of the annotation.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nat => "nat",
+            Self::Dsr => "dsr",
+        }
+    }
+}
+
 /// `sessionAffinity`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SessionAffinity {
@@ -189,6 +211,8 @@ pub struct Service {
     pub excluded_by_label: bool,
     /// Annotation `shunt.dev/balance`. `None` without it: the settings decide.
     pub balance: Option<Balance>,
+    /// Annotation `shunt.dev/forwarding`.
+    pub forwarding: Forwarding,
 }
 
 impl Service {
@@ -305,6 +329,9 @@ pub struct Node {
     /// The Node has the taint `ToBeDeletedByClusterAutoscaler` or a deletion timestamp. `/healthz`
     /// returns 503.
     pub being_deleted: bool,
+    /// Annotation `shunt.dev/dsr`: where the node takes packets of the tunnel for direct server
+    /// return, at most one address of each family. Empty if it takes none.
+    pub dsr_addresses: Vec<SocketAddr>,
 }
 
 /// A ServiceCIDR: ranges from which Services get their cluster IPs.

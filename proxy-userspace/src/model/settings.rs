@@ -1,6 +1,6 @@
 //! The part of the configuration that the model uses.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use glob::Pattern;
 use ipnet::IpNet;
@@ -81,6 +81,9 @@ pub struct ModelSettings {
     pub balance: Balance,
     /// Which links have an XDP program.
     pub xdp: XdpPolicy,
+    /// The UDP port of the tunnel for direct server return. `None` if this node neither sends nor
+    /// takes packets through it.
+    pub dsr_port: Option<NonZeroU16>,
     /// The links that are served.
     pub interfaces: InterfaceGlobs,
     /// External IPs of Services are not served (CVE-2020-8554): the feature gate

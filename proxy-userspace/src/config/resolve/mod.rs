@@ -143,6 +143,7 @@ fn model(
         masquerade_ports: masquerade_ports(settings).filter(|_| mode == Mode::Ebpf),
         masquerades_with_direct_path: masquerades_with_direct_path(settings),
         xdp: xdp(settings),
+        dsr_port: None,
         balance: if settings.is_true("shunt.links.maglev") { Balance::Maglev } else { Balance::Random },
         interfaces: InterfaceGlobs {
             only: settings.globs("shunt.ebpf.interfaces"),

@@ -12,9 +12,9 @@ pub use strategies::*;
 pub use world::World;
 
 use super::{
-    AddressType, Balance, DetectLocalMode, Device, EndpointSlice, Hints, InterfaceGlobs, IpFamily, Link,
-    LinkAddress, LinkHeader, MacAddress, ModelSettings, Name, NamespacedName, Node, NodeFacts,
-    NodePortAddresses, PodNames, Protocol, ResolvedPort, Service, ServicePort, ServicePortKey,
+    AddressType, Balance, DetectLocalMode, Device, EndpointSlice, Forwarding, Hints, InterfaceGlobs,
+    IpFamily, Link, LinkAddress, LinkHeader, MacAddress, ModelSettings, Name, NamespacedName, Node,
+    NodeFacts, NodePortAddresses, PodNames, Protocol, ResolvedPort, Service, ServicePort, ServicePortKey,
     ServicePortName, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, TrafficPolicy, XdpFeatures,
     XdpPolicy,
 };
@@ -77,6 +77,7 @@ pub fn service(name: &str, cluster_ip: &str) -> Service {
         health_check_node_port: None,
         excluded_by_label: false,
         balance: None,
+        forwarding: Forwarding::Nat,
     }
 }
 
@@ -168,6 +169,7 @@ pub fn node(name: &str) -> Node {
         pod_cidrs: Vec::new(),
         addresses: Vec::new(),
         being_deleted: false,
+        dsr_addresses: Vec::new(),
     }
 }
 
@@ -200,6 +202,7 @@ pub fn settings() -> ModelSettings {
         masquerades_with_direct_path: false,
         balance: Balance::Random,
         xdp: XdpPolicy::Off,
+        dsr_port: None,
         loopback_node_ports: true,
         ignores_external_ips: false,
         leaves_cluster_ips_of_links: false,

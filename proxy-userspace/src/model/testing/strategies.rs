@@ -9,11 +9,11 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 use super::{THIS_NODE, World, cidrs, facts, ip, link, node, port_number, valid_name};
 use crate::{
     model::{
-        AddressType, Balance, Delta, DetectLocalMode, Dirty, EndpointSlice, Hints, InterfaceGlobs, Link,
-        LinkAddress, LinkHeader, LinkPath, LoadBalancerIngress, LoadBalancerIpMode, MacAddress,
-        ModelSettings, Name, NamespacedName, Node, NodeAddressType, NodeFacts, NodePortAddresses, PortRange,
-        Protocol, Service, ServicePort, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, Snapshot,
-        SocketScope, SourceAddress, TrafficPolicy, UnixNanos, WatchEvent, XdpPolicy,
+        AddressType, Balance, Delta, DetectLocalMode, Dirty, EndpointSlice, Forwarding, Hints,
+        InterfaceGlobs, Link, LinkAddress, LinkHeader, LinkPath, LoadBalancerIngress, LoadBalancerIpMode,
+        MacAddress, ModelSettings, Name, NamespacedName, Node, NodeAddressType, NodeFacts, NodePortAddresses,
+        PortRange, Protocol, Service, ServicePort, ServiceType, SessionAffinity, SliceEndpoint, SlicePort,
+        Snapshot, SocketScope, SourceAddress, TrafficPolicy, UnixNanos, WatchEvent, XdpPolicy,
     },
     net::{DirectScope, NetnsCookie},
 };
@@ -116,6 +116,7 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
                 leaves_cluster_ips_of_links: leaves,
                 balance: Balance::Random,
                 xdp: if xdp { XdpPolicy::Generic } else { XdpPolicy::Off },
+                dsr_port: None,
                 interfaces,
             }
         },
@@ -242,6 +243,7 @@ pub fn any_service() -> impl Strategy<Value = Service> {
             health_check_node_port: policies.3,
             excluded_by_label,
             balance: policies.4,
+            forwarding: Forwarding::Nat,
         },
     )
 }

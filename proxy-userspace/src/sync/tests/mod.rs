@@ -77,6 +77,7 @@ impl Daemon {
             masquerades_with_direct_path: false,
             balance: Balance::Random,
             xdp: XdpPolicy::Off,
+            dsr_port: None,
             bind_address: None,
             interfaces: InterfaceGlobs::default(),
         };
@@ -182,7 +183,14 @@ fn slice(service: &str, address: &str) -> EndpointSlice {
 
 fn node() -> Node {
     let addresses = Vec::new();
-    Node { name: "node1".into(), zone: None, pod_cidrs: Vec::new(), addresses, being_deleted: false }
+    Node {
+        name: "node1".into(),
+        zone: None,
+        pod_cidrs: Vec::new(),
+        addresses,
+        being_deleted: false,
+        dsr_addresses: Vec::new(),
+    }
 }
 
 fn lists() -> [WatchEvent; 3] {

@@ -33,6 +33,7 @@ pub(super) fn node(name: NamespacedName, raw: RawNode, problems: &mut Problems) 
         pod_cidrs,
         addresses: addresses.iter().enumerate().filter_map(|(i, raw)| address(i, raw, problems)).collect(),
         being_deleted: tainted || metadata.deletion_timestamp.is_some(),
+        dsr_addresses: Vec::new(),
     }
 }
 

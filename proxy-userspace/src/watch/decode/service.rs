@@ -7,8 +7,8 @@ use super::{
     raw::{RawAnnotations, RawLoadBalancerIngress, RawService, RawServicePort, RawServiceSpec},
 };
 use crate::model::{
-    Balance, IpFamily, LoadBalancerIngress, LoadBalancerIpMode, NamespacedName, Service, ServicePort,
-    ServiceType, SessionAffinity, TrafficPolicy,
+    Balance, Forwarding, IpFamily, LoadBalancerIngress, LoadBalancerIpMode, NamespacedName, Service,
+    ServicePort, ServiceType, SessionAffinity, TrafficPolicy,
 };
 
 /// Upstream's `DefaultClientIPServiceAffinitySeconds`, three hours.
@@ -43,6 +43,7 @@ pub(super) fn service(name: NamespacedName, raw: RawService, problems: &mut Prob
         health_check_node_port: parse::optional_port("spec.healthCheckNodePort", health_check, problems),
         excluded_by_label: metadata.is_excluded::<Service>(),
         balance: balance(metadata.annotations.as_ref(), problems),
+        forwarding: Forwarding::Nat,
         name,
     }
 }

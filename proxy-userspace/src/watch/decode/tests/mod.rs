@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::{
-    AddressType, Balance, LoadBalancerIngress, LoadBalancerIpMode, NodeAddressType, Protocol, ServiceType,
-    SessionAffinity, TrafficPolicy, UnixNanos,
+    AddressType, Balance, Forwarding, LoadBalancerIngress, LoadBalancerIpMode, NodeAddressType, Protocol,
+    ServiceType, SessionAffinity, TrafficPolicy, UnixNanos,
 };
 
 const SERVICES: &str = include_str!("../../../../../tests/src/apiserver/recordings/services-list.json");
@@ -73,6 +73,7 @@ fn a_recorded_load_balancer_service_is_decoded() {
         health_check_node_port: Some(31212.try_into().unwrap()),
         excluded_by_label: false,
         balance: None,
+        forwarding: Forwarding::Nat,
     };
     assert_eq!(services[2], expected);
 }
