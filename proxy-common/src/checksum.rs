@@ -72,8 +72,35 @@ impl Difference {
     }
 }
 
-/// Returns true if a checksum field holds the sum of the pseudo header alone (RFC 9293, section
-/// 3.1; RFC 8200, section 8.1), without its complement. `length` is that of header and payload.
+/// Returns the checksum field of a message, whose own field is zero. `before` is the sum of what
+/// comes before it.
+#[inline(always)]
+pub const fn of_message<const N: usize>(message: &[u8; N], before: u32) -> [u8; 2] {
+    (!fold(add(sum_of(message), before))).to_ne_bytes()
+}
+
+/// Returns the sum of the words of a message. N is even.
+#[inline(always)]
+pub const fn sum_of<const N: usize>(message: &[u8; N]) -> u32 {
+    let (mut sum, mut at) = (0, 0);
+    while at < N {
+        sum = add(sum, u16::from_ne_bytes([message[at], message[at + 1]]) as u32);
+        at += 2;
+    }
+    sum
+}
+
+/// Returns the sum of a pseudo header (RFC 9293, section 3.1; RFC 8200, section 8.1). `length` is
+/// that of header and payload.
+#[inline(always)]
+pub const fn sum_of_pseudo_header(source: &Addr, destination: &Addr, proto: u8, length: u32) -> u32 {
+    // The words before an IPv4 address are 0 and 0xffff, which is zero in ones' complement.
+    let addresses = add(sum_of_words(source.words()), sum_of_words(destination.words()));
+    add(addresses, add((proto as u32).to_be(), length.to_be()))
+}
+
+/// Returns true if a checksum field holds the sum of the pseudo header alone, without its
+/// complement. `length` is that of header and payload.
 #[inline(always)]
 pub const fn is_sum_of_pseudo_header(
     field: [u8; 2],
@@ -82,9 +109,7 @@ pub const fn is_sum_of_pseudo_header(
     proto: u8,
     length: u32,
 ) -> bool {
-    // The words before an IPv4 address are 0 and 0xffff, which is zero in ones' complement.
-    let addresses = add(sum_of_words(source.words()), sum_of_words(destination.words()));
-    let sum = add(addresses, add((proto as u32).to_be(), length.to_be()));
+    let sum = sum_of_pseudo_header(source, destination, proto, length);
     // Zero has two forms.
     fold(sum) % 0xffff == u16::from_ne_bytes(field) % 0xffff
 }
@@ -94,10 +119,10 @@ const fn sum_of_words([a, b, c, d]: [u32; 4]) -> u32 {
     add(add(a, b), add(c, d))
 }
 
-/// Ones' complement addition.
+/// Ones' complement addition of two sums.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the upper half is added again")]
-const fn add(a: u32, b: u32) -> u32 {
+pub const fn add(a: u32, b: u32) -> u32 {
     let sum = a as u64 + b as u64;
     (sum as u32).wrapping_add((sum >> 32) as u32)
 }

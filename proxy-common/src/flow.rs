@@ -198,6 +198,12 @@ impl Flow {
         self.state & state::PASS != 0 && self.service != 0
     }
 
+    /// Returns true for a flow whose packets go through the tunnel to the endpoint's node.
+    #[inline(always)]
+    pub const fn is_dsr(&self) -> bool {
+        self.state & state::DSR != 0
+    }
+
     /// Returns how long a silent flow is kept.
     pub const fn lifetime(&self, protocol: Protocol) -> core::time::Duration {
         core::time::Duration::from_secs(self.lifetime_seconds(protocol))
@@ -210,7 +216,8 @@ impl Flow {
     }
 
     /// Returns the seconds for which a silent flow is kept. A FIN of the client alone does not
-    /// shorten them, because anyone may have sent it. They are not shorter than those of the
+    /// shorten them, because anyone may have sent it, except for a flow that goes through the tunnel:
+    /// the node sees no FIN of its endpoint. They are not shorter than those of the
     /// conntrack entry that masquerades the flow: the defaults of `nf_conntrack`, and for TCP those
     /// of kube-proxy (`KubeProxyConntrackConfiguration`). A UDP flow that conntrack translates is not
     /// kept longer than its entry there: [`state::REPLIED`] then says that the entry is assured.
@@ -220,6 +227,10 @@ impl Flow {
         match protocol {
             Protocol::Udp | Protocol::Sctp if has_replied || self.is_of_node() => 120,
             Protocol::Udp | Protocol::Sctp => 30,
+            Protocol::Tcp if self.is_dsr() => {
+                let is_open = has_replied && self.state & state::CLIENT_CLOSED == 0;
+                if is_open { 86_400 } else { 120 }
+            }
             Protocol::Tcp if self.is_closed() || !has_replied || !self.is_assured() => 120,
             Protocol::Tcp if self.state & state::ENDPOINT_CLOSED != 0 => 3_600,
             Protocol::Tcp => 86_400,
@@ -298,7 +309,7 @@ pub fn keep_opposite<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow) {
 #[inline(never)]
 fn update_entries<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
     tables.touch_flow(key, flow, observed, now_ns);
-    if flow.state & state::PASS != 0 {
+    if flow.state & (state::PASS | state::DSR) != 0 {
         return;
     }
     let opposite_key = flow.opposite_key(key);

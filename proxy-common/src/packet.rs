@@ -6,6 +6,8 @@ use crate::{Addr, Protocol, checksum::Difference, layout::Endpoint};
 pub trait Frame {
     /// The frame begins with an Ethernet header.
     const IS_ETHERNET: bool;
+    /// The frame came through the tunnel from another node.
+    const IS_TUNNELED: bool;
 
     /// Reads bytes. Returns `None` if the frame is too short.
     fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]>;
@@ -52,6 +54,17 @@ pub trait Frame {
     /// Makes the packet leave on another link, as it is, if the program returns
     /// [`Outcome::Redirect`](crate::link::Outcome).
     fn redirect(&self, link: u32);
+    /// Makes the packet go through the tunnel to the node with this address, if the program then
+    /// redirects it to the tunnel. Returns `None` if the kernel has no memory.
+    fn tunnel_to(&self, node: &Addr) -> Option<()>;
+    /// Returns the address of the node that sent the packet through the tunnel.
+    fn tunnel_source(&self) -> Option<Addr>;
+    /// Cuts the frame to its first bytes. Returns `None` if it is shorter, if the rest has a
+    /// checksum that hardware is to complete, or if the kernel has no memory.
+    fn cut(&self, length: u32) -> Option<()>;
+    /// Inserts bytes of any content between the Ethernet header, if there is one, and the IP header.
+    /// Returns `None` if the kernel has no memory.
+    fn insert(&self, bytes: u32) -> Option<()>;
     /// Makes the packet leave on another link with the Ethernet addresses that the kernel has for
     /// the route, if the program returns [`Outcome::Redirect`](crate::link::Outcome). The kernel
     /// asks for the address of the next hop if it does not know it.
@@ -321,6 +334,16 @@ impl Packet {
     #[inline(always)]
     pub const fn header(&self) -> u32 {
         (self.header & OFFSETS) as u32
+    }
+
+    /// Returns true if the frame has another destination than when the headers were read.
+    #[inline(always)]
+    pub fn has_other_destination(&self, frame: &impl Frame) -> bool {
+        let now = match self.version {
+            IpVersion::V4 => frame.load(self.header() + 16).map(Addr::from_v4),
+            IpVersion::V6 => frame.load(self.header() + 24).map(|octets| Addr { octets }),
+        };
+        now.is_some_and(|now| now != self.destination)
     }
 
     /// Returns the offset of the payload, after options and extension headers.

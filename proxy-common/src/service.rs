@@ -52,6 +52,21 @@ pub fn find_on_link(
     find_node_port(tables, destination, protocol, || false)
 }
 
+/// Finds the Service of a packet that came through the tunnel from another node. To a node port, it
+/// has an address of that node.
+#[inline(always)]
+pub fn find_tunneled(
+    tables: &impl Tables,
+    destination: &Endpoint,
+    protocol: Protocol,
+) -> Option<ServiceValue> {
+    let key = ServiceKey::new(destination.addr, destination.port, protocol).tunneled();
+    match tables.service(&key) {
+        None => tables.service(&ServiceKey { addr: destination.addr.any(), ..key }),
+        service => service,
+    }
+}
+
 /// Finds the Service with this address and port. Node ports are not found.
 #[inline(always)]
 pub fn find_by_address(

@@ -3,9 +3,9 @@
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, Endpoint, EndpointKey, Flow, FlowKey,
-        FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue, ProgramError, ServiceEvent, ServiceKey,
-        ServiceValue, XdpLinkValue,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DsrKey, Endpoint, EndpointKey, Flow,
+        FlowKey, FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue, ProgramError, ServiceEvent,
+        ServiceKey, ServiceValue, XdpLinkValue,
     },
     link::direct::DirectProgress,
     packet::TcpFlags,
@@ -40,6 +40,12 @@ pub trait Tables {
     fn is_exempt_source(&self, address: &Addr) -> bool;
     /// Returns the address of this node with which packets to an endpoint leave on a link.
     fn masquerade_address(&self, link: u32, endpoint: &Addr) -> Option<Addr>;
+    /// Returns true if this node has a tunnel to other nodes. It is a constant of a program.
+    fn has_tunnel(&self) -> bool;
+    /// Looks up the node of an endpoint, by the address at which it takes packets of the tunnel.
+    fn dsr_node(&self, key: &DsrKey) -> Option<Addr>;
+    /// Returns true for the address of a node whose packets of the tunnel are taken.
+    fn is_dsr_node(&self, address: &Addr) -> bool;
     /// Returns the facts about the node.
     fn node(&self) -> Option<NodeValue>;
 

@@ -23,6 +23,16 @@ pub fn ingress<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
     code
 }
 
+/// Handles a packet that comes through the tunnel from another node.
+#[inline(always)]
+pub fn tunneled<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
+    maps::begin_capture(skb);
+    let Some((header, version)) = skb.ip() else { return DROP };
+    let code = code(link::tunneled(skb, &Kernel::<P>::NEW, header, version));
+    maps::end_capture::<L, P>(skb, code);
+    code
+}
+
 /// Handles a packet that leaves on a link.
 #[inline(always)]
 pub fn egress<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {

@@ -32,7 +32,7 @@ mod programs {
     use proxy_common::layout::Program;
 
     use crate::{
-        ctx::{Ethernet, Ip, Skb, SockAddr, Socket, V4, V6, Xdp},
+        ctx::{Ethernet, Ip, Skb, SockAddr, Socket, Tunnel, V4, V6, Xdp},
         link,
         maps::EntryPoint,
         socket::{self, Hook},
@@ -84,6 +84,7 @@ mod programs {
 
     link_hook!(shunt_in_eth, InEth, ingress::<Ethernet>);
     link_hook!(shunt_in_ip, InIp, ingress::<Ip>);
+    link_hook!(shunt_in_tunnel, InTunnel, tunneled::<Tunnel>);
     link_hook!(shunt_out_eth, OutEth, egress::<Ethernet>);
     link_hook!(shunt_out_ip, OutIp, egress::<Ip>);
 

@@ -28,6 +28,7 @@ pub fn ebpf(config: &Config, launcher: &Launcher) -> EbpfSettings {
             || config.model.masquerades_with_direct_path,
         netfilter: Some(launcher.clone()),
         log: ebpf.log,
+        tunnel_port: config.model.dsr_port,
     }
 }
 

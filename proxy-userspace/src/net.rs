@@ -83,6 +83,9 @@ impl fmt::Display for MacAddress {
     }
 }
 
+/// The name of the link that is the tunnel to other nodes.
+pub const TUNNEL_LINK: &str = "shunt-dsr";
+
 /// A link of the node's network namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Link {
@@ -94,6 +97,8 @@ pub struct Link {
     pub master: Option<u32>,
     /// The header with which packets begin.
     pub header: LinkHeader,
+    /// The bytes of the longest IP packet. 0 if the kernel does not say.
+    pub mtu: u32,
     /// True for the loopback link.
     pub is_loopback: bool,
     /// True for an `ifb` link. It passes packets through a qdisc that another link redirects to it,

@@ -1,13 +1,14 @@
 //! Resolved service ports, for tests that pass them to a dataplane directly.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
 };
 
 use proxy_userspace::model::{
-    Balance, Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedEndpoint, ResolvedPort,
-    ServicePortKey, ServicePortName, TrafficPolicy,
+    Balance, Forwarding, Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedEndpoint,
+    ResolvedPort, ServicePortKey, ServicePortName, TrafficPolicy,
 };
 
 /// Returns the key of a service port whose Service has this name, with `-` for characters that
@@ -42,5 +43,7 @@ pub fn port(address: SocketAddr, endpoints: &[SocketAddr]) -> ResolvedPort {
         source_ranges: Vec::new(),
         health_check_node_port: None,
         balance: Balance::Random,
+        forwarding: Forwarding::Nat,
+        dsr_nodes: BTreeMap::new(),
     }
 }

@@ -206,6 +206,7 @@ fn settings() -> ModelSettings {
         masquerades_with_direct_path: false,
         balance: Balance::Random,
         xdp: XdpPolicy::Off,
+        dsr_port: None,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),
     }

@@ -105,6 +105,8 @@ named_enum! {
         OutIp = 12, "shunt_out_ip";
         /// XDP of a link with Ethernet headers.
         Xdp = 13, "shunt_xdp";
+        /// Ingress of the tunnel to other nodes.
+        InTunnel = 14, "shunt_in_tunnel";
     }
 }
 
@@ -117,7 +119,7 @@ impl Program {
                 &[E::EndpointMissing, E::Affinity, E::UdpSockets, E::UdpConnections, E::TcpConnections]
             }
             Self::Sendmsg4 | Self::Sendmsg6 => &[E::EndpointMissing, E::Affinity, E::UdpFlows, E::UdpReplies],
-            Self::InEth | Self::InIp => {
+            Self::InEth | Self::InIp | Self::InTunnel => {
                 &[E::EndpointMissing, E::Affinity, E::Flows, E::Fragments, E::NotRewritten, E::Malformed]
             }
             Self::OutEth | Self::OutIp => &[E::Flows, E::Fragments, E::NotRewritten, E::Malformed],

@@ -2,10 +2,10 @@
 //! and the settings for their sizes are derived from it.
 
 use super::{
-    AffinityKey, AffinityValue, Connection, DirectFlow, DirectKey, Endpoint, EndpointKey, EndpointValue,
-    Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, MaglevKey, MaglevPage, MasqueradeSubnet,
-    MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange,
-    UdpSocket, XdpLinkValue,
+    AffinityKey, AffinityValue, Connection, DirectFlow, DirectKey, DsrKey, Endpoint, EndpointKey,
+    EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, MaglevKey, MaglevPage,
+    MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue,
+    SocketPeer, SourceRange, UdpSocket, XdpLinkValue,
 };
 use crate::{Addr, prefilter::PrefilterTable};
 
@@ -36,6 +36,10 @@ macro_rules! for_each_map {
                 size node_addresses = 4096 "nodeAddresses"; // Addresses that serve node ports.
             MAGLEV "maglev" HashMap<MaglevKey, MaglevPage> Config
                 size maglev = 131072 "maglev"; // Pages of 216 entries. A table has 76 by default.
+            DSR_ENDPOINTS "dsr_endpoints" HashMap<DsrKey, Addr> Config
+                fixed 131072; // Endpoints on other nodes of Services with direct server return.
+            DSR_NODES "dsr_nodes" HashMap<Addr, u8> Config
+                fixed 16384; // Nodes that send packets through the tunnel, by address.
             NODE "node" Array<u32, NodeValue> Config fixed 1;
             AFFINITY "affinity" LruHashMap<AffinityKey, AffinityValue> State
                 size affinity = 65536 "affinity"; // Clients of Services with affinity.

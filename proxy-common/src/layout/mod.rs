@@ -9,7 +9,10 @@ use crate::{Addr, Protocol};
 
 /// The version of the layout. Every change of a key or value raises it. A process that finds pinned
 /// maps of another version builds its own maps next to them.
-pub const LAYOUT_VERSION: u32 = 14;
+pub const LAYOUT_VERSION: u32 = 15;
+
+/// The identifier of the virtual network (VNI) of the tunnel to other nodes.
+pub const TUNNEL_NETWORK: u32 = 0x7368;
 
 /// Declares the type of a key or value, and asserts its size and that it has no padding.
 macro_rules! map_type {
@@ -117,8 +120,8 @@ map_type! {
         port: u16,
         /// The IP protocol number.
         proto: u8,
-        /// Zero.
-        zero: u8,
+        /// 1 for packets that come through the tunnel from another node, 0 for all others.
+        tunneled: u8,
     }
 }
 
@@ -126,7 +129,14 @@ impl ServiceKey {
     /// Returns the key of a frontend. The port is in host byte order.
     #[inline(always)]
     pub const fn new(addr: Addr, port: u16, protocol: Protocol) -> Self {
-        Self { addr, port, proto: protocol.number(), zero: 0 }
+        Self { addr, port, proto: protocol.number(), tunneled: 0 }
+    }
+
+    /// Returns the key of the same frontend for packets that come through the tunnel.
+    #[must_use]
+    #[inline(always)]
+    pub const fn tunneled(self) -> Self {
+        Self { tunneled: 1, ..self }
     }
 }
 
@@ -162,6 +172,9 @@ pub mod flags {
     pub const SOURCE_RANGES: u16 = 1 << 1;
     /// The ranges contain the address of the node.
     pub const NODE_IN_RANGES: u16 = 1 << 2;
+    /// Packets of clients outside go through the tunnel to the endpoint's node, if it takes them
+    /// (direct server return).
+    pub const DSR: u16 = 1 << 3;
     /// Packets of clients inside are masqueraded.
     pub const MASQUERADE_INSIDE: u16 = 1 << 5;
     /// Packets of clients outside are masqueraded.
@@ -263,6 +276,17 @@ map_type! {
 }
 
 map_type! {
+    /// Key of `dsr_endpoints`: an endpoint on another node. The value is the address at which that
+    /// node takes packets of the tunnel.
+    DsrKey, 20 {
+        /// [`ServiceValue::service`].
+        service: u32,
+        /// The address of the endpoint.
+        addr: Addr,
+    }
+}
+
+map_type! {
     /// Key of `source_ranges`, a longest-prefix trie. The prefix length counts the bits of both
     /// fields.
     SourceRange, 20 {
@@ -322,12 +346,18 @@ named_enum! {
         PortOfSocket = 8, "port_of_socket";
         /// Sent on another link, or on the same one, before the stack (XDP).
         SentBeforeStack = 9, "sent_before_stack";
+        /// Sent through the tunnel to the endpoint's node.
+        SentThroughTunnel = 10, "sent_through_tunnel";
+        /// Answered with an ICMP error: too long for the tunnel.
+        TooLongForTunnel = 11, "too_long_for_tunnel";
+        /// Dropped: the packet came through the tunnel from no known node, or for no Service.
+        TunnelRefused = 12, "tunnel_refused";
     }
 }
 
 map_type! {
     /// The only value of `node`. The first two fields have the same place in every layout.
-    NodeValue, 56 {
+    NodeValue, 64 {
         /// The [`LAYOUT_VERSION`] of the maps in the directory.
         layout: u32,
         /// The [`STATE_LAYOUT_VERSION`] of the maps in the directory that programs write.
@@ -359,6 +389,11 @@ map_type! {
         /// The epoch of the direct path. If it is odd, packets take the direct path by the entries
         /// of `direct_flows` with the same epoch.
         direct_epoch: u64,
+        /// The interface index of the tunnel to other nodes, or 0 without one.
+        tunnel_link: u32,
+        /// The bytes of the longest packet that leaves the node in one piece with the headers of the
+        /// tunnel, including these.
+        tunnel_mtu: u32,
     }
 }
 

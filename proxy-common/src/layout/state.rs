@@ -175,6 +175,12 @@ pub mod flow_state {
     pub const ASSURED: u32 = 1 << 9;
     /// The whole flow takes the direct path: it began there, and conntrack does not have it.
     pub const WHOLE: u32 = 1 << 10;
+    /// Packets go through the tunnel to the endpoint's node, unchanged. The source after
+    /// translation is the address of that node. The flow has only the entry of the original
+    /// direction, which never is [`ASSURED`]: replies do not come through this node, so nothing
+    /// shows that the client has its address. [`REPLIED`] says that the client sent a segment that
+    /// acknowledges one (TCP).
+    pub const DSR: u32 = 1 << 11;
     /// The bits that a packet removes unless it sets them.
     pub const UNTIL_NEXT: u32 = RESET | SYN_UNANSWERED;
 
@@ -295,7 +301,8 @@ map_type! {
     FragmentValue, 40 {
         /// The source after translation.
         source: Addr,
-        /// The destination after translation.
+        /// The destination after translation. The unspecified address if the fragments go through
+        /// the tunnel: the source is then the address of the endpoint's node.
         destination: Addr,
         /// The bits of the mark that are set on all fragments.
         mark: u32,

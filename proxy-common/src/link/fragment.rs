@@ -1,8 +1,9 @@
 //! Fragments: only the first fragment of a datagram has ports. The others are translated like the
 //! first.
 
-use super::{Outcome, finish};
+use super::{Outcome, dsr, finish};
 use crate::{
+    Addr,
     layout::{Direction, Flow, FragmentKey, FragmentValue},
     packet::{Fragment, Frame, Packet},
     rewrite,
@@ -23,9 +24,10 @@ pub(super) fn record_first<T: Tables>(
     if packet.fragment != Fragment::First {
         return;
     }
+    let goes_through_tunnel = tables.has_tunnel() && flow.is_dsr();
     let value = FragmentValue {
         source: flow.source.addr,
-        destination: flow.destination.addr,
+        destination: if goes_through_tunnel { Addr::UNSPECIFIED_V6 } else { flow.destination.addr },
         mark,
         created_seconds: seconds(tables),
     };
@@ -51,6 +53,9 @@ pub(super) fn translate_later<F: Frame, T: Tables>(
     let Some(first) = tables.fragment(&key(packet, direction)) else { return Outcome::Proceed };
     if seconds(tables).wrapping_sub(first.created_seconds) > LIFETIME_SECONDS {
         return Outcome::Proceed;
+    }
+    if tables.has_tunnel() && !F::IS_TUNNELED && first.destination.is_unspecified() {
+        return dsr::send(frame, tables, packet, &first.source);
     }
     if first.mark != 0 {
         frame.set_mark(frame.mark() | first.mark);

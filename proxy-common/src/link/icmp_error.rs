@@ -1,7 +1,7 @@
 //! ICMP errors: the sender of a packet gets errors about the packet that it sent, so that path MTU
 //! discovery and refusals work.
 
-use super::{Outcome, finish};
+use super::{Outcome, dsr, finish};
 use crate::{
     Protocol,
     layout::{Direction, FlowKey, flow_state},
@@ -23,6 +23,12 @@ pub(super) fn process<F: Frame, T: Tables>(
     let mut inner = Packet::at(outer.payload() + 8, outer.version);
     if !is_error(frame, outer) || !read_inner(frame, &mut inner) {
         return Outcome::Proceed;
+    }
+    if tables.has_tunnel() && !F::IS_TUNNELED && matches!(direction, Direction::Original) {
+        let outcome = dsr::send_error(frame, tables, outer, &inner);
+        if !matches!(outcome, Outcome::Proceed) {
+            return outcome;
+        }
     }
     translate(frame, tables, outer, &inner, direction)
 }
@@ -72,7 +78,7 @@ fn reverse_translation<T: Tables>(
     tuple: &mut Tuple,
 ) -> Option<()> {
     let flow = tables.flow(&FlowKey::new(direction, protocol, tuple.swapped()))?;
-    if flow.state & flow_state::PASS != 0 {
+    if flow.state & (flow_state::PASS | flow_state::DSR) != 0 {
         return None;
     }
     *tuple = flow.tuple().swapped();

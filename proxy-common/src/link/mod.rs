@@ -3,12 +3,15 @@
 //! endpoint.
 
 pub mod direct;
+mod dsr;
 mod fragment;
 mod icmp_error;
 mod masquerade;
 mod original;
 mod reply;
 
+pub use self::dsr::tunneled;
+use self::original::ClientPacket;
 use crate::{
     Addr, Protocol,
     layout::{Counter, Direction, Flow, FlowKey, ProgramError, ServiceEvent, flow_state},

@@ -20,7 +20,7 @@ fn datagram() -> TestPacket {
 /// Another CPU handles another datagram of the same client, and gets another random number.
 fn another_datagram(memory: &MemoryMaps) {
     memory.random.set(u32::MAX);
-    let frame = MemoryFrame::new(&InputFrame::new(datagram().to_frame()));
+    let frame = MemoryFrame::<false>::new(&InputFrame::new(datagram().to_frame()));
     assert_eq!(ingress(&frame, memory, 14, IpVersion::V4), super::Outcome::Proceed);
     memory.random.set(0);
 }

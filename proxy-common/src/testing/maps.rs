@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, EndpointKey, EndpointValue, Flow,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DsrKey, EndpointKey, EndpointValue, Flow,
         FlowKey, FragmentKey, FragmentValue, LAYOUT_VERSION, LocalDetection, MaglevKey, MaglevPage,
         Masquerading, MemberKey, NewFlows, NodeValue, ProgramError, STATE_LAYOUT_VERSION, ServiceCounts,
         ServiceKey, ServiceValue, SocketScope, XdpLinkValue,
@@ -41,6 +41,10 @@ pub struct ConfigMaps {
     pub direct_links: BTreeSet<u32>,
     /// `xdp_links`.
     pub xdp_links: BTreeMap<u32, XdpLinkValue>,
+    /// `dsr_endpoints`.
+    pub dsr_endpoints: BTreeMap<DsrKey, Addr>,
+    /// `dsr_nodes`.
+    pub dsr_nodes: BTreeSet<Addr>,
     /// `node`.
     pub node: NodeValue,
 }
@@ -60,6 +64,8 @@ impl Default for ConfigMaps {
             masquerade_addresses: BTreeMap::new(),
             direct_links: BTreeSet::new(),
             xdp_links: BTreeMap::new(),
+            dsr_endpoints: BTreeMap::new(),
+            dsr_nodes: BTreeSet::new(),
             node: NodeValue {
                 netns: NodeValue::NETNS_UNKNOWN,
                 layout: LAYOUT_VERSION,
@@ -75,6 +81,8 @@ impl Default for ConfigMaps {
                 last_port: 0,
                 direct_scope: 0,
                 direct_epoch: 0,
+                tunnel_link: 0,
+                tunnel_mtu: 0,
             },
         }
     }

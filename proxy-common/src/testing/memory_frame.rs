@@ -7,15 +7,15 @@ use std::{
 
 use super::{ChecksumState, InputFrame};
 use crate::{
-    Protocol,
+    Addr, Protocol,
     checksum::Difference,
     layout::Endpoint,
     packet::{self, ChecksumCoverage, ETHERNET_HEADER, Frame, IpVersion, Route, RoutedPacket, Tuple},
 };
 
-/// A frame in memory.
+/// A frame in memory. `TUNNELED` says that it came through the tunnel from another node.
 #[derive(Debug)]
-pub struct MemoryFrame {
+pub struct MemoryFrame<const TUNNELED: bool> {
     octets: RefCell<Vec<u8>>,
     mark: Cell<u32>,
     note: Cell<u32>,
@@ -24,6 +24,8 @@ pub struct MemoryFrame {
     segment_size: u32,
     priority: Cell<u32>,
     redirected_to: Cell<u32>,
+    tunneled_to: Cell<Option<Addr>>,
+    tunnel_source: Option<Addr>,
     route: Option<Route>,
     socket: Option<Endpoint>,
     checksum: ChecksumState,
@@ -31,7 +33,7 @@ pub struct MemoryFrame {
     hardware_sum: Cell<u64>,
 }
 
-impl MemoryFrame {
+impl<const TUNNELED: bool> MemoryFrame<TUNNELED> {
     /// Returns a copy of an input frame.
     pub fn new(input: &InputFrame) -> Self {
         Self {
@@ -43,6 +45,8 @@ impl MemoryFrame {
             segment_size: input.segments.map_or(0, |(size, _)| size),
             priority: Cell::new(0),
             redirected_to: Cell::new(0),
+            tunneled_to: Cell::new(None),
+            tunnel_source: input.tunnel_source,
             route: input.route,
             socket: input.socket,
             checksum: input.checksum,
@@ -58,6 +62,11 @@ impl MemoryFrame {
     /// Returns the index of the link to which the frame was redirected, or 0.
     pub fn redirected_to(&self) -> u32 {
         self.redirected_to.get()
+    }
+
+    /// Returns the node to which the frame goes through the tunnel.
+    pub fn tunneled_to(&self) -> Option<Addr> {
+        self.tunneled_to.get()
     }
 
     /// Returns the bytes of the frame.
@@ -99,8 +108,9 @@ const fn is_checksum_offset(offset: u32) -> bool {
     offset <= 0xffff && offset.is_multiple_of(2)
 }
 
-impl Frame for MemoryFrame {
+impl<const TUNNELED: bool> Frame for MemoryFrame<TUNNELED> {
     const IS_ETHERNET: bool = true;
+    const IS_TUNNELED: bool = TUNNELED;
 
     fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
         self.octets.borrow().get(offset as usize..)?.first_chunk().copied()
@@ -197,6 +207,28 @@ impl Frame for MemoryFrame {
 
     fn redirect(&self, link: u32) {
         self.redirected_to.set(link);
+    }
+
+    fn tunnel_to(&self, node: &Addr) -> Option<()> {
+        self.tunneled_to.set(Some(*node));
+        Some(())
+    }
+
+    fn tunnel_source(&self) -> Option<Addr> {
+        self.tunnel_source
+    }
+
+    fn cut(&self, length: u32) -> Option<()> {
+        let mut octets = self.octets.borrow_mut();
+        let is_shorter = octets.len() < length as usize;
+        octets.truncate(length as usize);
+        (!is_shorter).then_some(())
+    }
+
+    fn insert(&self, bytes: u32) -> Option<()> {
+        let at = ETHERNET_HEADER as usize;
+        self.octets.borrow_mut().splice(at..at, std::iter::repeat_n(0, bytes as usize));
+        Some(())
     }
 
     fn redirect_to(&self, route: &Route) {

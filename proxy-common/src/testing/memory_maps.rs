@@ -9,8 +9,8 @@ use super::{ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, MemoryFrame,
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, Endpoint, EndpointKey, Flow, FlowKey,
-        FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue, ProgramError, ServiceCounts,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DsrKey, Endpoint, EndpointKey, Flow,
+        FlowKey, FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue, ProgramError, ServiceCounts,
         ServiceEvent, ServiceKey, ServiceValue, SocketScope, XdpLinkValue, flow_state,
     },
     link::{self, Outcome, direct::DirectProgress},
@@ -72,10 +72,18 @@ impl FrameRunner for MemoryMaps {
     }
 
     fn run(&mut self, hook: Hook, input: &InputFrame) -> Option<FrameResult> {
-        let frame = MemoryFrame::new(input);
+        if hook == Hook::Tunnel {
+            let frame = MemoryFrame::<true>::new(input);
+            let outcome = match frame.ip() {
+                Some((header, version)) => link::tunneled(&frame, self, header, version),
+                None => Outcome::Proceed,
+            };
+            return Some(result(input, frame, outcome));
+        }
+        let frame = MemoryFrame::<false>::new(input);
         let is_ours = hook == Hook::Egress || frame.is_for_this_host();
         let outcome = match (frame.ip().filter(|_| is_ours), hook) {
-            (None, _) => Outcome::Proceed,
+            (None, _) | (_, Hook::Tunnel) => Outcome::Proceed,
             (Some((header, version)), Hook::Xdp) => link::direct::early(&frame, self, header, version),
             (Some((header, version)), Hook::Ingress) => link::ingress(&frame, self, header, version),
             (Some((header, version)), Hook::Egress) => link::egress(&frame, self, header, version),
@@ -84,15 +92,23 @@ impl FrameRunner for MemoryMaps {
             outcome == Outcome::Drop || frame.is_hardware_sum_correct(),
             "the sum of the hardware is wrong: {input:?}"
         );
-        let (mark, note, redirected_to) = (frame.mark(), frame.note_left(), frame.redirected_to());
-        Some(FrameResult {
-            input: input.clone(),
-            bytes: frame.into_bytes(),
-            mark,
-            note,
-            redirected_to,
-            outcome,
-        })
+        Some(result(input, frame, outcome))
+    }
+}
+
+fn result<const TUNNELED: bool>(
+    input: &InputFrame,
+    frame: MemoryFrame<TUNNELED>,
+    outcome: Outcome,
+) -> FrameResult {
+    FrameResult {
+        input: input.clone(),
+        mark: frame.mark(),
+        note: frame.note_left(),
+        redirected_to: frame.redirected_to(),
+        tunneled_to: frame.tunneled_to(),
+        bytes: frame.into_bytes(),
+        outcome,
     }
 }
 
@@ -146,6 +162,18 @@ impl Tables for MemoryMaps {
             subnets.filter(|((of, subnet, length), _)| *of == link && contains(subnet, *length, *endpoint));
         let longest = matches.max_by_key(|((_, _, length), _)| *length);
         longest.map(|(_, address)| *address).filter(|address| address.is_v4() == endpoint.is_v4())
+    }
+
+    fn has_tunnel(&self) -> bool {
+        self.config.node.tunnel_link != 0
+    }
+
+    fn dsr_node(&self, key: &DsrKey) -> Option<Addr> {
+        self.config.dsr_endpoints.get(key).copied()
+    }
+
+    fn is_dsr_node(&self, address: &Addr) -> bool {
+        self.config.dsr_nodes.contains(address)
     }
 
     fn node(&self) -> Option<NodeValue> {

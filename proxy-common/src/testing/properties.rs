@@ -29,7 +29,7 @@ proptest! {
         let result = MemoryMaps::default().run(hook, &input).expect("memory runs every frame");
         prop_assert_eq!(result.outcome, Outcome::Proceed);
         prop_assert_eq!(&result.bytes, &input.bytes);
-        let is_ip = super::MemoryFrame::new(&input).ip().is_some();
+        let is_ip = super::MemoryFrame::<false>::new(&input).ip().is_some();
         let left = if hook == Hook::Egress && is_ip { input.mark & !MARKS } else { input.mark };
         prop_assert_eq!(result.mark, left);
     }

@@ -4,6 +4,7 @@ use std::{fmt, fmt::Write as _, string::String, vec::Vec};
 
 use super::{ConfigMaps, StateMaps, TestPacket};
 use crate::{
+    Addr,
     layout::{Endpoint, NodeValue},
     link::Outcome,
     packet::Route,
@@ -18,6 +19,8 @@ pub enum Hook {
     Ingress,
     /// It leaves on a link.
     Egress,
+    /// It comes in through the tunnel from another node. The kernel cannot run it.
+    Tunnel,
 }
 
 /// What the kernel knows of a frame's transport checksum.
@@ -51,6 +54,8 @@ pub struct InputFrame {
     pub segments: Option<(u32, u32)>,
     /// Where the kernel would forward it. In the kernel, its routes say that.
     pub route: Option<Route>,
+    /// The node that sent it through the tunnel.
+    pub tunnel_source: Option<Addr>,
     /// Address and port of a socket of the node. In the kernel, its sockets say that.
     pub socket: Option<Endpoint>,
 }
@@ -70,6 +75,7 @@ impl InputFrame {
             ingress_link: 0,
             segments: None,
             route: None,
+            tunnel_source: None,
             socket: None,
         }
     }
@@ -96,6 +102,8 @@ pub struct FrameResult {
     /// The interface index of the link to which the frame was redirected. The kernel does not show
     /// it.
     pub redirected_to: u32,
+    /// The node to which it goes through the tunnel. The kernel does not show it.
+    pub tunneled_to: Option<Addr>,
     /// Whether the frame passes.
     pub outcome: Outcome,
 }

@@ -7,13 +7,14 @@ mod sk_lookup;
 mod skb;
 mod sock_addr;
 mod socket;
+mod tunnel;
 mod xdp;
 
 use aya_ebpf::helpers::generated::{
     bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_get_smp_processor_id, bpf_ktime_get_coarse_ns,
     bpf_ktime_get_ns, bpf_set_retval,
 };
-pub use skb::{DROP, Ethernet, Ip, Layer, NEXT, REDIRECT, Skb};
+pub use skb::{DROP, Ethernet, Ip, Layer, NEXT, REDIRECT, Skb, Tunnel};
 pub use sock_addr::{Family, SockAddr, V4, V6};
 pub use socket::Socket;
 pub use xdp::Xdp;

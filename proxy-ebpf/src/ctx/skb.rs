@@ -3,15 +3,15 @@
 use core::{marker::PhantomData, mem::MaybeUninit};
 
 use aya_ebpf::{
-    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
+    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC},
     helpers::generated::{
-        bpf_csum_update, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_redirect, bpf_skb_load_bytes,
-        bpf_skb_store_bytes,
+        bpf_csum_update, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_redirect, bpf_skb_adjust_room,
+        bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes,
     },
     programs::TcContext,
 };
 use proxy_common::{
-    Protocol,
+    Addr, Protocol,
     checksum::Difference,
     packet::{self, ChecksumCoverage, Frame, IpVersion, Route, RoutedPacket, Tuple},
 };
@@ -19,13 +19,15 @@ use proxy_common::{
 use super::{
     fib,
     linear::{Aligned, Linear},
-    sk_lookup,
+    sk_lookup, tunnel,
 };
 
 /// The header with which packets of a link begin.
 pub trait Layer {
     /// The number of bytes before the IP header or the first VLAN tag.
     const HEADER: u32;
+    /// The link is the tunnel to other nodes.
+    const IS_TUNNEL: bool = false;
 }
 
 /// Links with Ethernet frames.
@@ -40,6 +42,14 @@ pub enum Ip {}
 
 impl Layer for Ip {
     const HEADER: u32 = 0;
+}
+
+/// The tunnel to other nodes.
+pub enum Tunnel {}
+
+impl Layer for Tunnel {
+    const HEADER: u32 = 0;
+    const IS_TUNNEL: bool = true;
 }
 
 /// `TC_ACT_UNSPEC`, `TCX_NEXT`: the packet passes to the other programs on the link.
@@ -138,6 +148,7 @@ impl<L: Layer> Skb<L> {
 
 impl<L: Layer> Frame for Skb<L> {
     const IS_ETHERNET: bool = L::HEADER != 0;
+    const IS_TUNNELED: bool = L::IS_TUNNEL;
 
     #[inline(always)]
     fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
@@ -274,13 +285,36 @@ impl<L: Layer> Frame for Skb<L> {
     }
 
     #[inline(always)]
+    fn tunnel_to(&self, node: &Addr) -> Option<()> {
+        tunnel::send_to(self.skb, node)
+    }
+
+    #[inline(always)]
+    fn tunnel_source(&self) -> Option<Addr> {
+        tunnel::source(self.skb)
+    }
+
+    #[inline(always)]
+    fn cut(&self, length: u32) -> Option<()> {
+        // SAFETY: the helper checks the length.
+        succeeded(unsafe { bpf_skb_change_tail(self.skb, length, 0) })
+    }
+
+    #[inline(always)]
+    fn insert(&self, bytes: u32) -> Option<()> {
+        // SAFETY: the helper checks the number. Minimum kernel: 5.2 (2278f6cc1542).
+        succeeded(unsafe { bpf_skb_adjust_room(self.skb, bytes as i32, BPF_ADJ_ROOM_MAC, 0) })
+    }
+
+    #[inline(always)]
     fn redirect(&self, link: u32) {
         // SAFETY: the helper only notes the link. If there is none, the kernel drops the packet.
         unsafe { bpf_redirect(link, 0) };
     }
 }
 
+/// Returns `None` for an error of a helper.
 #[inline(always)]
-const fn succeeded(result: i64) -> Option<()> {
+pub(super) const fn succeeded(result: i64) -> Option<()> {
     if result == 0 { Some(()) } else { None }
 }

@@ -8,7 +8,7 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 use proxy_common::{
-    Protocol,
+    Addr, Protocol,
     checksum::Difference,
     link::Outcome,
     packet::{self, ChecksumCoverage, ETHERNET_HEADER, Frame, IpVersion, Route, RoutedPacket, Tuple},
@@ -60,6 +60,7 @@ impl Xdp {
 
 impl Frame for Xdp {
     const IS_ETHERNET: bool = true;
+    const IS_TUNNELED: bool = false;
 
     #[inline(always)]
     fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
@@ -163,6 +164,26 @@ impl Frame for Xdp {
     fn redirect(&self, link: u32) {
         // SAFETY: the helper only notes the link. If there is none, the kernel drops the frame.
         unsafe { bpf_redirect(link, 0) };
+    }
+
+    #[inline(always)]
+    fn tunnel_to(&self, _: &Addr) -> Option<()> {
+        None
+    }
+
+    #[inline(always)]
+    fn tunnel_source(&self) -> Option<Addr> {
+        None
+    }
+
+    #[inline(always)]
+    fn cut(&self, _: u32) -> Option<()> {
+        None
+    }
+
+    #[inline(always)]
+    fn insert(&self, _: u32) -> Option<()> {
+        None
     }
 
     #[inline(always)]

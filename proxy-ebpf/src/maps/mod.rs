@@ -16,11 +16,11 @@ use aya_ebpf::{
 use proxy_common::{
     Addr, for_each_map,
     layout::{
-        AffinityKey, AffinityValue, Connection, Counter, DirectFlow, DirectKey, Endpoint, EndpointKey,
-        EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, MaglevKey, MaglevPage,
-        MasqueradeSubnet, MemberKey, NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts,
-        ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SocketScope, SourceRange, UdpSocket,
-        XdpLinkValue, flow_state, service_slot,
+        AffinityKey, AffinityValue, Connection, Counter, DirectFlow, DirectKey, DsrKey, Endpoint,
+        EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, MaglevKey,
+        MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, Program, ProgramError, ProgramErrors,
+        ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SocketScope, SourceRange,
+        UdpSocket, XdpLinkValue, flow_state, service_slot,
     },
     link::direct::DirectProgress,
     packet::TcpFlags,
@@ -82,6 +82,10 @@ static HAS_SET_RETVAL: Global<u8> = Global::new(0);
 /// Userspace sets it if the kernel has `bpf_ktime_get_coarse_ns`.
 #[unsafe(no_mangle)]
 static HAS_COARSE_CLOCK: Global<u8> = Global::new(0);
+
+/// Userspace sets it if this node has the tunnel to other nodes.
+#[unsafe(no_mangle)]
+static HAS_TUNNEL: Global<u32> = Global::new(0);
 
 /// The slots that `service_counts` has for each CPU: a power of two, or 0 if Services are not
 /// counted.
@@ -201,6 +205,21 @@ impl<P: EntryPoint> Tables for Kernel<P> {
         let address = MASQUERADE_ADDRESSES.get(&key)?;
         // The prefix of length 0 of IPv6 contains the IPv4 addresses too.
         if address.is_v4() == endpoint.is_v4() { Some(*address) } else { None }
+    }
+
+    #[inline(always)]
+    fn has_tunnel(&self) -> bool {
+        HAS_TUNNEL.load() != 0
+    }
+
+    #[inline(always)]
+    fn dsr_node(&self, key: &DsrKey) -> Option<Addr> {
+        copy!(DSR_ENDPOINTS, key)
+    }
+
+    #[inline(always)]
+    fn is_dsr_node(&self, address: &Addr) -> bool {
+        DSR_NODES.get_ptr(address).is_some()
     }
 
     #[inline(always)]

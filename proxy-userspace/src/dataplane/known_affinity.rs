@@ -201,12 +201,14 @@ fn of_ipvs(clients: &[Persistence], ports: &[AffinityPort]) -> Vec<KnownAffinity
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use proxy_common::layout::Endpoint;
 
     use super::*;
     use crate::{
         kernel::ipvs::VirtualKey,
-        model::{Balance, Frontend, FrontendKind, TrafficPolicy, testing::key},
+        model::{Balance, Forwarding, Frontend, FrontendKind, TrafficPolicy, testing::key},
     };
 
     const SECOND: u64 = 1_000_000_000;
@@ -233,6 +235,8 @@ mod tests {
             source_ranges: Vec::new(),
             health_check_node_port: None,
             balance: Balance::Random,
+            forwarding: Forwarding::Nat,
+            dsr_nodes: BTreeMap::new(),
         };
         AffinityPort { key: key("shop/web", ""), port: port.into() }
     }

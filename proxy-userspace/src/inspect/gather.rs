@@ -194,6 +194,7 @@ pub(super) fn links(inspected: &Inspected<'_>) -> Vec<LinkRow> {
         header: match link.framing {
             Framing::Ethernet => "ethernet",
             Framing::Ip => "ip",
+            Framing::Tunnel => "tunnel",
         }
         .to_owned(),
         path: path(index).to_owned(),

@@ -38,6 +38,7 @@ pub mod ruleset_changes;
 mod security_module;
 pub mod sock_diag;
 pub mod sysctl;
+pub mod tunnel_link;
 mod xdp_features;
 pub mod xfrm;
 pub mod xt_recent;

@@ -26,6 +26,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 mod topology;
+mod tunnel;
 mod validated_text;
 
 pub use frontend_claims::FrontendConflict;
@@ -41,6 +42,7 @@ pub use settings::*;
 pub use sloppy::{parse_cidr_sloppy, parse_ip_sloppy};
 pub use snapshot::*;
 pub use state::Model;
+pub use tunnel::TunnelView;
 
 pub use crate::net::{
     Device, DirectScope, IpFamily, Link, LinkAddress, LinkHeader, LinkPath, MacAddress, NodeFacts, PortRange,

@@ -13,6 +13,7 @@ use super::{
     XdpMode, XdpPolicy, local_detector::local_traffic_detector, masquerade_addresses::masquerade_addresses,
     node_port_addresses::node_port_addresses,
 };
+use crate::net::TUNNEL_LINK;
 
 /// Resolves this node.
 pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &NodeFacts) -> NodeView {
@@ -22,7 +23,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
     let local_detector = local_traffic_detector(settings, node);
     let links = served_links(settings, facts);
     let has_unserved_links =
-        facts.links.iter().any(|link| may_serve(link) && framing(settings, link).is_none());
+        facts.links.iter().any(|link| may_serve(settings, link) && framing(settings, link).is_none());
     let masquerade = masquerade_ports(settings, facts, has_unserved_links).map(|ports| Masquerade {
         ports,
         with_direct_path: settings.masquerades_with_direct_path,
@@ -44,6 +45,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         bridge_ports: bridge_ports(facts),
         local_detector,
         service_cidrs: Vec::new(),
+        tunnel: None,
         masquerade_all: settings.masquerade_all,
         masquerade,
         being_deleted: node.is_some_and(|node| node.being_deleted),
@@ -98,7 +100,7 @@ fn served_links(settings: &ModelSettings, facts: &NodeFacts) -> BTreeMap<u32, Se
         let framing = framing(settings, link)?;
         Some((link.index, ServedLink { name: link.name.clone(), framing }))
     };
-    facts.links.iter().filter(|link| may_serve(link)).filter_map(served).collect()
+    facts.links.iter().filter(|link| may_serve(settings, link)).filter_map(served).collect()
 }
 
 /// Returns the links on which flows that come in may take the direct path.
@@ -166,12 +168,16 @@ fn xdp_mode(policy: XdpPolicy, link: &Link) -> Option<XdpMode> {
 
 /// Returns true unless the programs have no work on a link. Packets on an ifb pass the hooks of the
 /// link that redirects to it.
-const fn may_serve(link: &Link) -> bool {
-    !link.is_loopback && !link.is_ifb
+fn may_serve(settings: &ModelSettings, link: &Link) -> bool {
+    let is_former_tunnel = settings.dsr_port.is_none() && &*link.name == TUNNEL_LINK;
+    !link.is_loopback && !link.is_ifb && !is_former_tunnel
 }
 
 /// Returns the framing of a link that the settings allow and whose headers the programs know.
 fn framing(settings: &ModelSettings, link: &Link) -> Option<Framing> {
+    if &*link.name == TUNNEL_LINK {
+        return Some(Framing::Tunnel);
+    }
     let framing = match link.header {
         LinkHeader::Ethernet => Framing::Ethernet,
         LinkHeader::Ip => Framing::Ip,

@@ -8,12 +8,13 @@ use std::{
 };
 
 use super::{
-    Balance, Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedPort, Service, ServicePort,
+    Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedPort, Service, ServicePort,
     ServicePortKey,
     endpoint_slice_cache::{EndpointInfo, EndpointSliceCache},
     frontend_claims::FrontendClaims,
-    service_port,
+    service_port::{self, PortDefaults},
     topology::{NodeLocation, resolve_endpoints, set_endpoint_lists},
+    tunnel::OtherNodes,
 };
 
 /// The health check of a Service's load balancer in one family.
@@ -34,8 +35,8 @@ pub(super) struct Resolver<'a> {
     pub(super) node: NodeLocation<'a>,
     /// Cluster IPs among these addresses are not served.
     pub(super) link_addresses: &'a BTreeSet<IpAddr>,
-    /// For Services that do not say how clients get an endpoint.
-    pub(super) default_balance: Balance,
+    pub(super) defaults: PortDefaults,
+    pub(super) other_nodes: &'a OtherNodes,
 }
 
 /// A Service as this node must serve it.
@@ -72,8 +73,9 @@ impl Resolver<'_> {
         key: &ServicePortKey,
         endpoints: &[EndpointInfo<'_>],
     ) -> ResolvedPort {
-        let mut resolved = service_port::resolve(service, port, key.family, self.default_balance);
+        let mut resolved = service_port::resolve(service, port, key.family, &self.defaults);
         set_endpoint_lists(&mut resolved, endpoints, self.node);
+        self.other_nodes.set_endpoints(&mut resolved, endpoints, key.family);
         if key.name.protocol == Protocol::Udp {
             // Upstream's `CleanStaleEntries` (`pkg/proxy/conntrack/cleanup.go`) checks only
             // `serving`. With publishNotReadyAddresses, a ready endpoint can take traffic without

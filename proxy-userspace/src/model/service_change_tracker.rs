@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use super::{Delta, ModelSettings, NamespacedName, Service, ServiceType, intern::Interner};
+use super::{Delta, Forwarding, ModelSettings, NamespacedName, Service, ServiceType, intern::Interner};
 
 /// Upstream's `ServiceChangeTracker`. It merges the changes to one Service. A change that was
 /// reverted does not count.
@@ -60,6 +60,13 @@ impl ServiceChangeTracker {
     ) -> impl Iterator<Item = &NamespacedName> {
         let has_one = |service: &Service| service.cluster_ips.iter().any(|ip| addresses.contains(ip));
         self.services.iter().filter(move |(_, service)| has_one(service)).map(|(name, _)| name)
+    }
+
+    /// Returns the names of the Services with this forwarding. Looks at all Services: nodes rarely
+    /// come and go.
+    pub(super) fn with_forwarding(&self, forwarding: Forwarding) -> impl Iterator<Item = &NamespacedName> {
+        let has_it = move |(_, service): &(_, &Box<Service>)| service.forwarding == forwarding;
+        self.services.iter().filter(has_it).map(|(name, _)| name)
     }
 
     /// Returns the Services that changed since the last call, as they were at that time. None for a

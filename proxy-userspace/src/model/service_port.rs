@@ -5,9 +5,18 @@ use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
 use ipnet::IpNet;
 
 use super::{
-    Balance, Frontend, FrontendKind, IpFamily, LoadBalancerIpMode, ResolvedPort, Service, ServicePort,
-    ServicePortKey, ServicePortName, ServiceType, SessionAffinity, TrafficPolicy,
+    Balance, Forwarding, Frontend, FrontendKind, IpFamily, LoadBalancerIpMode, ResolvedPort, Service,
+    ServicePort, ServicePortKey, ServicePortName, ServiceType, SessionAffinity, TrafficPolicy, tunnel,
 };
+
+/// The settings that apply to Services which do not say otherwise.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PortDefaults {
+    /// How clients get an endpoint.
+    pub(super) balance: Balance,
+    /// The port of the tunnel, if there is one.
+    pub(super) dsr_port: Option<NonZeroU16>,
+}
 
 /// Resolves a port in a family in which the Service has a cluster IP, like upstream's
 /// `newBaseServiceInfo` (`pkg/proxy/serviceport.go`). The result has all frontends that the Service
@@ -16,11 +25,17 @@ pub(super) fn resolve(
     service: &Service,
     port: &ServicePort,
     family: IpFamily,
-    default_balance: Balance,
+    defaults: &PortDefaults,
 ) -> ResolvedPort {
     let frontends = frontends(service, port, family);
     let external_policy =
         if frontends.iter().any(is_external) { external_policy(service) } else { TrafficPolicy::Cluster };
+    let forwarding = tunnel::forwarding(
+        service.forwarding,
+        defaults.dsr_port,
+        external_policy,
+        frontends.iter().any(is_external),
+    );
     ResolvedPort {
         frontends,
         cluster_endpoints: Vec::new(),
@@ -35,7 +50,13 @@ pub(super) fn resolve(
         external_policy,
         source_ranges: source_ranges(service, family),
         health_check_node_port: health_check_node_port(service),
-        balance: service.balance.unwrap_or(default_balance),
+        balance: service.balance.unwrap_or(match forwarding {
+            // A node that lost a flow then still knows its endpoint's node.
+            Forwarding::Dsr => Balance::Maglev,
+            Forwarding::Nat => defaults.balance,
+        }),
+        forwarding,
+        dsr_nodes: BTreeMap::new(),
     }
 }
 
@@ -45,9 +66,11 @@ pub(super) fn uses_cluster_endpoints(port: &ResolvedPort) -> bool {
     port.internal_policy == TrafficPolicy::Cluster || port.frontends.iter().any(is_external)
 }
 
-/// Returns true if some traffic uses the endpoint list for policy `Local`.
+/// Returns true if some traffic uses the endpoint list for policy `Local`. Packets that come through
+/// the tunnel do.
 pub(super) fn uses_local_endpoints(port: &ResolvedPort) -> bool {
     [port.internal_policy, port.external_policy].contains(&TrafficPolicy::Local)
+        || port.forwarding == Forwarding::Dsr
 }
 
 /// Returns the ports of a Service in each family in which it has a cluster IP. The API does not

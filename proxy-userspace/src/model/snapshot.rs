@@ -11,8 +11,8 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    Balance, IpFamily, LinkName, LinkPath, MacAddress, Name, NamespacedName, PortRange, Protocol,
-    SocketScope, TrafficPolicy, XdpMode,
+    Balance, Forwarding, IpFamily, LinkName, LinkPath, MacAddress, Name, NamespacedName, PortRange, Protocol,
+    SocketScope, TrafficPolicy, TunnelView, XdpMode,
 };
 
 /// The name of a service port, like upstream's `ServicePortName`: `namespace/name:port`.
@@ -122,7 +122,8 @@ pub struct ResolvedPort {
     /// frontend than the cluster IP.
     pub cluster_endpoints: Vec<ResolvedEndpoint>,
     /// The endpoint list for policy `Local`: endpoints of this node, filtered by readiness and
-    /// termination. Sorted. Empty unless a policy of the Service is `Local`.
+    /// termination. Sorted. Empty unless a policy of the Service is `Local`, or packets come for it
+    /// through the tunnel.
     pub local_endpoints: Vec<ResolvedEndpoint>,
     /// For UDP only: all endpoints that serve (`conditions.serving`) or are ready, in a list or
     /// not. A UDP flow of this service port to another address has lost its endpoint. Sorted by
@@ -144,6 +145,11 @@ pub struct ResolvedPort {
     pub health_check_node_port: Option<NonZeroU16>,
     /// How clients from outside get an endpoint of their list.
     pub balance: Balance,
+    /// How packets of clients from outside reach endpoints on other nodes.
+    pub forwarding: Forwarding,
+    /// For [`Forwarding::Dsr`]: the addresses of endpoints on nodes that take packets of the
+    /// tunnel, with those of the nodes.
+    pub dsr_nodes: BTreeMap<IpAddr, IpAddr>,
 }
 
 impl ResolvedPort {
@@ -208,6 +214,8 @@ pub struct NodeView {
     pub bridge_ports: BTreeMap<u32, MacAddress>,
     /// The ranges of all ServiceCIDRs, sorted, without duplicates. Empty if they are not known.
     pub service_cidrs: Vec<IpNet>,
+    /// The tunnel to other nodes, if there is one.
+    pub tunnel: Option<TunnelView>,
     /// Masquerade all traffic to cluster IPs.
     pub masquerade_all: bool,
     /// How the link programs masquerade, if they may. `None` if netfilter does.
@@ -291,6 +299,9 @@ pub enum Framing {
     Ethernet,
     /// The IP header.
     Ip,
+    /// The IP header of a packet that another node sent through the tunnel. Packets that leave need
+    /// no program.
+    Tunnel,
 }
 
 /// The local detector, resolved from upstream's `detectLocalMode`: which packets come from local

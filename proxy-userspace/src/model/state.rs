@@ -10,8 +10,8 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    Delta, Dirty, FrontendConflict, HealthCheck, IpFamily, ModelSettings, NamespacedName, Node, NodeFacts,
-    NodeView, ServiceCidr, ServicePortKey, Snapshot, UnixNanos, WatchEvent,
+    Delta, Dirty, Forwarding, FrontendConflict, HealthCheck, IpFamily, ModelSettings, NamespacedName, Node,
+    NodeFacts, ServiceCidr, ServicePortKey, Snapshot, TunnelView, UnixNanos, WatchEvent,
     endpoint_slice_cache::EndpointSliceCache,
     frontend_claims::FrontendClaims,
     intern::Interner,
@@ -19,7 +19,9 @@ use super::{
     node_view::node_view,
     resolve::{ResolvedService, Resolver},
     service_change_tracker::ServiceChangeTracker,
+    service_port::PortDefaults,
     topology::NodeLocation,
+    tunnel::OtherNodes,
 };
 
 /// The known objects, and the Snapshot that was last resolved from them.
@@ -32,6 +34,7 @@ pub struct Model {
     pub(super) settings: ModelSettings,
     facts: Option<NodeFacts>,
     pub(super) node: Option<Node>,
+    other_nodes: OtherNodes,
     service_cidrs: BTreeMap<NamespacedName, ServiceCidr>,
     services: ServiceChangeTracker,
     pub(super) slices: EndpointSliceCache,
@@ -66,6 +69,8 @@ struct PendingChanges {
     node: bool,
     /// This node's zone changed: resolve the Services whose endpoints have hints.
     hinted_services: bool,
+    /// Other nodes of the tunnel changed: resolve the Services with direct server return.
+    dsr_services: bool,
     /// This node's name changed: resolve all Services.
     all_services: bool,
     /// Addresses that links got or lost: resolve the Services with these cluster IPs.
@@ -199,6 +204,11 @@ impl Model {
     }
 
     fn apply_node(&mut self, delta: Delta<Node>) {
+        let ModelSettings { node_name, dsr_port, .. } = &self.settings;
+        if self.other_nodes.apply(&delta, node_name, *dsr_port) {
+            self.pending.node = true;
+            self.pending.dsr_services = true;
+        }
         match delta {
             Delta::Apply(node) if *node.name == *self.settings.node_name => self.set_node(node),
             // As upstream, the last known facts of a deleted Node stay. The kubelet may create it
@@ -240,6 +250,9 @@ impl Model {
         if pending.hinted_services {
             affected.extend(self.slices.services_with_hints());
         }
+        if pending.dsr_services {
+            affected.extend(self.services.with_forwarding(Forwarding::Dsr).cloned());
+        }
         if pending.all_services {
             affected.extend(self.services.names().cloned());
         }
@@ -253,8 +266,9 @@ impl Model {
         let zone = self.node.as_ref().and_then(|node| node.zone.as_deref()).unwrap_or_default();
         let node = NodeLocation { node_name: &self.settings.node_name, zone };
         let (slices, claims, link_addresses) = (&self.slices, &self.claims, &self.link_addresses);
-        let default_balance = self.settings.balance;
-        let resolver = Resolver { slices, claims, node, link_addresses, default_balance };
+        let defaults = PortDefaults { balance: self.settings.balance, dsr_port: self.settings.dsr_port };
+        let other_nodes = &self.other_nodes;
+        let resolver = Resolver { slices, claims, node, link_addresses, defaults, other_nodes };
         let ResolvedService { ports, health_checks } =
             self.services.get(name).map(|service| resolver.resolve(service)).unwrap_or_default();
         let removed: Vec<_> = self.ports_of(name).filter(|key| !ports.contains_key(key)).collect();
@@ -284,7 +298,10 @@ impl Model {
         let Some(facts) = &self.facts else { return false };
         let ranges: BTreeSet<_> = self.service_cidrs.values().flat_map(|object| &object.cidrs).collect();
         let service_cidrs = ranges.into_iter().copied().collect();
-        let node = NodeView { service_cidrs, ..node_view(&self.settings, self.node.as_ref(), facts) };
+        let mut node = node_view(&self.settings, self.node.as_ref(), facts);
+        let (port, primary) = (self.settings.dsr_port, &node.primary_addresses);
+        let tunnel = TunnelView::resolve(port, facts, primary, &self.other_nodes);
+        (node.service_cidrs, node.tunnel) = (service_cidrs, tunnel);
         mem::replace(&mut self.snapshot.node, node) != self.snapshot.node
     }
 }

@@ -20,7 +20,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, EndpointKey, EndpointValue, Flow,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DsrKey, EndpointKey, EndpointValue, Flow,
         FlowKey, FragmentKey, FragmentValue, MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue,
         Program, ProgramError, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SourceRange,
         XdpLinkValue,
@@ -56,6 +56,7 @@ pub(crate) struct Kernel {
     direct_links: HashMap<MapData, u32, u8>,
     xdp_links: HashMap<MapData, u32, XdpLinkValue>,
     masquerade_addresses: LpmTrie<MapData, MasqueradeSubnet, Addr>,
+    dsr_endpoints: HashMap<MapData, DsrKey, Addr>,
     node: Array<MapData, NodeValue>,
     flows: HashMap<MapData, FlowKey, Flow>,
     unassured_flows: HashMap<MapData, FlowKey, Flow>,
@@ -84,7 +85,8 @@ fn cpus() -> u32 {
 }
 
 /// The link programs.
-pub(crate) const PROGRAMS: [&str; 4] = ["shunt_in_eth", "shunt_in_ip", "shunt_out_eth", "shunt_out_ip"];
+pub(crate) const PROGRAMS: [&str; 5] =
+    ["shunt_in_eth", "shunt_in_ip", "shunt_in_tunnel", "shunt_out_eth", "shunt_out_ip"];
 
 /// The XDP program.
 const XDP: &str = "shunt_xdp";
@@ -104,6 +106,7 @@ impl Kernel {
         }
         let has_coarse_clock = u8::from(bpf::has_coarse_clock());
         loader.override_global("HAS_COARSE_CLOCK", &has_coarse_clock, true);
+        loader.override_global("HAS_TUNNEL", &1u32, true);
         // The default of the proxy.
         loader.override_global("AYA_LOG_LEVEL", &0u8, true);
         loader.map_max_entries("service_counts", SLOTS * cpus()).override_global(
@@ -133,6 +136,7 @@ impl Kernel {
             direct_links: map(&mut ebpf, "direct_links"),
             xdp_links: map(&mut ebpf, "xdp_links"),
             masquerade_addresses: map(&mut ebpf, "masquerade_addresses"),
+            dsr_endpoints: map(&mut ebpf, "dsr_endpoints"),
             node: map(&mut ebpf, "node"),
             flows: map(&mut ebpf, "flows"),
             unassured_flows: map(&mut ebpf, "unassured_flows"),
@@ -217,7 +221,15 @@ impl Kernel {
             Ok(code) => panic!("{XDP} returned {code}, which is neither drop, pass, transmit nor redirect"),
             Err(error) => panic!("{XDP} over {input:?}: {error}"),
         };
-        FrameResult { input: input.clone(), bytes, mark: input.mark, note: 0, redirected_to: 0, outcome }
+        FrameResult {
+            input: input.clone(),
+            bytes,
+            mark: input.mark,
+            note: 0,
+            redirected_to: 0,
+            tunneled_to: None,
+            outcome,
+        }
     }
 }
 
@@ -291,6 +303,7 @@ impl FrameRunner for Kernel {
         fill(&mut self.local_links, &members(&config.local_links));
         fill(&mut self.direct_links, &members(&config.direct_links));
         fill(&mut self.xdp_links, &config.xdp_links);
+        fill(&mut self.dsr_endpoints, &config.dsr_endpoints);
         let ranges = config.source_ranges.iter().map(|(service, addr, length)| {
             (SourceRange::SERVICE_BITS + length, SourceRange { service: *service, addr: *addr }, *service)
         });
@@ -357,6 +370,8 @@ impl FrameRunner for Kernel {
             has_sum,
         };
         let name = match hook {
+            // The frame would have to come through a tunnel.
+            Hook::Tunnel => return None,
             Hook::Ingress => "shunt_in_eth",
             Hook::Egress => "shunt_out_eth",
             Hook::Xdp => XDP,
@@ -379,6 +394,7 @@ impl FrameRunner for Kernel {
             mark: frame.mark,
             note: 0,
             redirected_to: 0,
+            tunneled_to: None,
             outcome,
         })
     }

@@ -118,6 +118,7 @@ impl Bench {
             netfilter_masquerades: true,
             netfilter: None,
             log: LogLevel::Off,
+            tunnel_port: None,
         };
         let mut dataplane = Ebpf::new(&settings).expect("load");
         let state = dataplane.observe().expect("observe");
@@ -240,6 +241,7 @@ fn model_settings() -> ModelSettings {
         masquerades_with_direct_path: false,
         balance: Balance::Random,
         xdp: XdpPolicy::Off,
+        dsr_port: None,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),
     }

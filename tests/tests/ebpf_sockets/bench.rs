@@ -96,6 +96,7 @@ impl Bench {
             netfilter_masquerades: true,
             netfilter: None,
             log: LogLevel::Off,
+            tunnel_port: None,
         };
         let mut dataplane = Ebpf::new(&settings).expect("load");
         let state = dataplane.observe().expect("observe");

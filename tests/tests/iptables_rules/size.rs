@@ -1,6 +1,7 @@
 //! The size of the input of iptables-restore for one change.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr},
     num::{NonZeroU16, NonZeroU32},
     sync::Arc,
@@ -13,8 +14,8 @@ use proxy_userspace::{
     },
     kernel::iptables::Backend,
     model::{
-        Balance, Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NamespacedName, Protocol,
-        ResolvedEndpoint, ResolvedPort, ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
+        Balance, Dirty, Forwarding, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NamespacedName,
+        Protocol, ResolvedEndpoint, ResolvedPort, ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
     },
 };
 
@@ -60,6 +61,8 @@ fn port(number: usize, first_endpoint: IpAddr) -> ResolvedPort {
         source_ranges: Vec::new(),
         health_check_node_port: None,
         balance: Balance::Random,
+        forwarding: Forwarding::Nat,
+        dsr_nodes: BTreeMap::new(),
     }
 }
 

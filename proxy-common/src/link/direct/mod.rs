@@ -195,7 +195,7 @@ fn is_plain(frame: &impl Frame, packet: &Packet) -> bool {
 /// Returns the bytes of the packet, or of its longest segment if the kernel will cut it. Ethernet
 /// pads short packets, so the length is that of the IP header.
 #[inline(always)]
-fn longest(frame: &impl Frame, packet: &Packet, is_connection: bool) -> Option<u32> {
+pub(super) fn longest(frame: &impl Frame, packet: &Packet, is_connection: bool) -> Option<u32> {
     const UDP_HEADER: u32 = 8;
     let segment = frame.segment_size();
     if segment == 0 {

@@ -1,7 +1,7 @@
 //! Decides what a client's packet is: of an existing flow, the first of a new one, or neither.
 
 use super::{
-    super::{direct, is_settling},
+    super::{direct, dsr, is_settling},
     ClientPacket, entries, set_mark,
 };
 use crate::{
@@ -84,16 +84,15 @@ fn is_existing(tables: &impl Tables, incoming: &ClientPacket) -> bool {
 /// few packets need it.
 #[inline(never)]
 fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut ClientPacket) -> Classification {
-    let protocol = incoming.protocol;
     let is_local = is_local(frame, tables, &incoming.key);
-    let Some(service) = service::find_on_link(tables, &incoming.key.destination, protocol) else {
+    let Some(service) = find::<F>(tables, incoming) else {
         entries::remove(tables, incoming);
         return Classification::Proceed;
     };
     if is_retransmitted_syn(incoming, &service) {
         return Classification::Existing;
     }
-    if leaves_new_flows(tables) {
+    if leaves_new_flows(tables) && !F::IS_TUNNELED {
         entries::leave(tables, incoming);
         return Classification::Proceed;
     }
@@ -118,7 +117,7 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
         Verdict::Refuse => return refuse(frame, tables, service.service, Counter::Refused),
         Verdict::Drop(reason) => return count_drop(tables, service.service, reason.counter()),
     };
-    if begin(tables, incoming, &service, slots, is_local) {
+    if begin::<F>(tables, incoming, &service, slots, is_local) {
         Classification::New
     } else {
         Classification::Retry
@@ -134,21 +133,30 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
 #[inline(never)]
 fn choose_again<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut ClientPacket) -> Classification {
     let is_local = is_local(frame, tables, &incoming.key);
-    let Some(service) = service::find_on_link(tables, &incoming.key.destination, incoming.protocol) else {
-        return Classification::Proceed;
-    };
+    let Some(service) = find::<F>(tables, incoming) else { return Classification::Proceed };
     let slots = if is_local { Slots::inside(&service) } else { Slots::outside(&service) };
-    if slots.count > 0 && begin(tables, incoming, &service, slots, is_local) {
+    if slots.count > 0 && begin::<F>(tables, incoming, &service, slots, is_local) {
         return Classification::New;
     }
     tables.count_error(ProgramError::EndpointMissing);
     count_drop(tables, incoming.flow.service, Counter::FlowNotRecorded)
 }
 
+/// Finds the Service of a packet.
+#[inline(always)]
+fn find<F: Frame>(tables: &impl Tables, incoming: &ClientPacket) -> Option<ServiceValue> {
+    let ClientPacket { key, protocol, .. } = incoming;
+    if F::IS_TUNNELED {
+        service::find_tunneled(tables, &key.destination, *protocol)
+    } else {
+        service::find_on_link(tables, &key.destination, *protocol)
+    }
+}
+
 /// Chooses an endpoint, and sets [`ClientPacket::flow`]. Returns false if the chosen slot was
 /// removed after the Service was read.
 #[inline(always)]
-fn begin(
+fn begin<F: Frame>(
     tables: &impl Tables,
     incoming: &mut ClientPacket,
     service: &ServiceValue,
@@ -166,7 +174,8 @@ fn begin(
         generation: service.generation,
         state: masquerade_state(service, is_local, source, endpoint)
             | flow_state::of_list(slots.list)
-            | direct::state(tables),
+            | direct::state(tables)
+            | dsr::state::<F>(tables, service, is_local),
         acknowledged: 0,
         used_ns: incoming.now_ns,
     };
@@ -233,19 +242,27 @@ fn unknown_connection<F: Frame, T: Tables>(
     if is_settling(tables, incoming.now_ns) {
         return Some(Classification::Drop);
     }
-    if incoming.tcp.has_rst() || leaves_new_flows(tables) {
+    if incoming.tcp.has_rst() || leaves_new_flows(tables) && !F::IS_TUNNELED {
         return Some(Classification::Proceed);
+    }
+    if F::IS_TUNNELED {
+        let service = find::<F>(tables, incoming)?;
+        let is_adopted = may_be_adopted(incoming, &service);
+        return (!is_adopted).then(|| refuse(frame, tables, service.service, Counter::UnknownConnection));
     }
     match service::find_by_address(tables, destination, incoming.protocol) {
         Some(service) if !tables.is_node_address(&destination.addr) => {
-            let is_adopted = incoming.tcp.has_ack()
-                && !incoming.tcp.is_syn_ack()
-                && service.flags & flags::MAGLEV_SIZE != 0
-                && !is_local(frame, tables, &incoming.key);
+            let is_adopted = may_be_adopted(incoming, &service) && !is_local(frame, tables, &incoming.key);
             (!is_adopted).then(|| refuse(frame, tables, service.service, Counter::UnknownConnection))
         }
         _ => Some(Classification::Proceed),
     }
+}
+
+/// Returns true if a segment may belong to a connection that a Maglev table leads to its endpoint.
+#[inline(always)]
+fn may_be_adopted(incoming: &ClientPacket, service: &ServiceValue) -> bool {
+    incoming.tcp.has_ack() && !incoming.tcp.is_syn_ack() && service.flags & flags::MAGLEV_SIZE != 0
 }
 
 /// Returns true if netfilter translates what these programs do not know.

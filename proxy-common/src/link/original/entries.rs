@@ -58,6 +58,9 @@ pub(super) const fn port_apart(port: u16) -> u16 {
 /// endpoint from the same port through another VIP, the new flow gets another client port.
 #[inline(always)]
 fn insert(tables: &impl Tables, incoming: &mut ClientPacket) -> bool {
+    if incoming.flow.is_dsr() {
+        return insert_original(tables, incoming);
+    }
     for _ in 0..PORTS {
         if insert_reply(tables, incoming) {
             return insert_original(tables, incoming);

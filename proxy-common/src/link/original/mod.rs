@@ -5,7 +5,7 @@ pub(super) mod entries;
 
 use self::classify::{Classification, classify};
 use super::{
-    Notes, Outcome, count_drop, direct, finish_flow_packet, forward, fragment, ip_length, malformed,
+    Notes, Outcome, count_drop, direct, dsr, finish_flow_packet, forward, fragment, ip_length, malformed,
     masquerade,
 };
 use crate::{
@@ -55,7 +55,12 @@ pub(super) fn transport<F: Frame, T: Tables>(
     let mut incoming = ClientPacket { key, flow: Flow::NONE, protocol, tcp, now_ns: 0 };
     incoming.now_ns = tables.now_ns();
     if let Some(flow) = tables.flow(&incoming.key) {
-        incoming.flow = flow;
+        if flow.is_dsr() && !tables.has_tunnel() {
+            // The tunnel was turned off.
+            tables.remove_flow(&incoming.key);
+        } else {
+            incoming.flow = flow;
+        }
     }
     match classify(frame, tables, &mut incoming) {
         Classification::Existing => {
@@ -69,6 +74,9 @@ pub(super) fn transport<F: Frame, T: Tables>(
             observe(frame, tables, packet, &incoming);
         }
         class @ (Classification::New | Classification::Reused) => {
+            if tables.has_tunnel() && incoming.flow.is_dsr() {
+                dsr::take(tables, &mut incoming.flow);
+            }
             if incoming.is_midstream() {
                 adopt(frame, tables, packet, &mut incoming);
             }
@@ -89,6 +97,9 @@ pub(super) fn transport<F: Frame, T: Tables>(
     }
     if incoming.flow.state & flow_state::PASS != 0 {
         return Outcome::Proceed;
+    }
+    if dsr::sends::<F>(tables, &incoming.flow) {
+        return dsr::send_client_packet(frame, tables, packet, &incoming);
     }
     translate(frame, tables, packet, &incoming)
 }
@@ -114,7 +125,7 @@ pub(super) fn observe<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packe
     if tcp.is_syn() && flow.state & flow_state::REPLIED != 0 {
         flow::note_syn(tables, key, flow, *now_ns);
     } else if !tcp.has_rst() || is_acceptable_reset(frame, tables, packet, incoming) {
-        let observed = observed_state(Direction::Original, *tcp);
+        let observed = observed_state(Direction::Original, *tcp) | dsr::observed_state(flow, *tcp);
         if assures(frame, packet, incoming) {
             flow::assure(tables, key, flow, observed, *now_ns);
         } else if !flow.is_of_conntrack() {
@@ -146,7 +157,8 @@ fn is_acceptable_reset<F: Frame, T: Tables>(
 #[inline(always)]
 fn assures(frame: &impl Frame, packet: &Packet, incoming: &ClientPacket) -> bool {
     // An endpoint that resets an adopted connection has not answered its client.
-    const ANSWERED: u32 = flow_state::REPLIED | flow_state::ASSURED | flow_state::PASS | flow_state::RESET;
+    const ANSWERED: u32 =
+        flow_state::REPLIED | flow_state::ASSURED | flow_state::PASS | flow_state::RESET | flow_state::DSR;
     let ClientPacket { flow, protocol, tcp, .. } = incoming;
     if flow.state & ANSWERED != flow_state::REPLIED || tcp.has_rst() {
         return false;

@@ -4,6 +4,7 @@
 mod affinity;
 mod counts;
 mod direct;
+mod dsr;
 mod errors;
 mod floods;
 mod fragments;
@@ -37,10 +38,11 @@ pub struct Scenario {
 }
 
 /// All scenarios by file.
-pub const ALL: [&[Scenario]; 14] = [
+pub const ALL: [&[Scenario]; 15] = [
     affinity::ALL,
     counts::ALL,
     direct::ALL,
+    dsr::ALL,
     errors::ALL,
     floods::ALL,
     fragments::ALL,

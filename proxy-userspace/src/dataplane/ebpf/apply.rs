@@ -88,6 +88,7 @@ impl Ebpf {
             Step::SetSocketScope(scope) => self.maps.set_socket_scope(*scope)?,
             Step::SetMasquerade(fields) => self.maps.set_masquerade(*fields)?,
             Step::SetDirect(fields) => self.maps.set_direct(*fields)?,
+            Step::SetTunnel(fields) => self.maps.set_tunnel(*fields)?,
             Step::SetNewFlows(new_flows) => self.maps.set_new_flows(*new_flows)?,
             Step::ForgetFlows { all } => self.forget_flows(*all)?,
             Step::ForgetSource(address) => self.forget_source(*address)?,

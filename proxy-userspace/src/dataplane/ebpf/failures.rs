@@ -140,6 +140,7 @@ fn describe(step: &Step, state: &State) -> String {
         Step::SetSocketScope(_) => "which sockets are served".into(),
         Step::SetMasquerade(_) => "what masquerades packets".into(),
         Step::SetDirect(_) => "the direct path".into(),
+        Step::SetTunnel(_) => "the tunnel to other nodes".into(),
         Step::SetNewFlows(_) => "what translates new flows on links".into(),
         Step::ForgetSource(address) => format!("the flows with the source address {address}"),
         Step::ForgetFlows { .. } => "the flows that are out of date".into(),

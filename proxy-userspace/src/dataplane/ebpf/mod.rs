@@ -21,6 +21,7 @@ mod upgrade;
 mod tests;
 
 use std::{
+    num::NonZeroU16,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -38,7 +39,7 @@ use self::{
     links::Links,
     maglev::MaglevTables,
     maps::{
-        Maps, counters::Counters, prefilter::PrefilterBits, service_counts::ServiceSlots,
+        Maps, NodeSettings, counters::Counters, prefilter::PrefilterBits, service_counts::ServiceSlots,
         sweeper::FlowSweeper,
     },
     sockets::SocketReleaser,
@@ -75,6 +76,7 @@ use crate::{
         command::Launcher,
         conntrack::HandoverCounts,
         netns::{self, NetnsCookie},
+        tunnel_link,
     },
     model::{Dirty, ServicePortKey, Snapshot},
 };
@@ -104,9 +106,32 @@ pub struct EbpfSettings {
     pub netfilter: Option<Launcher>,
     /// Which trace events the programs write.
     pub log: LogLevel,
+    /// The UDP port of the tunnel for direct server return. `None` without a tunnel.
+    pub tunnel_port: Option<NonZeroU16>,
 }
 
 impl EbpfSettings {
+    /// Returns the global variables of the programs that depend on settings.
+    fn constants(&self) -> [(&'static str, u32); 2] {
+        let slots = service_slots(self.map_sizes.counted_services);
+        [("SERVICE_SLOTS", slots), ("HAS_TUNNEL", self.tunnel_port.is_some().into())]
+    }
+
+    /// Creates the tunnel, or removes that of an earlier process. Without one, packets of all
+    /// Services are masqueraded.
+    fn set_up_tunnel(&self) {
+        let result = match self.tunnel_port {
+            Some(port) => tunnel_link::set_up(port),
+            None => tunnel_link::remove(),
+        };
+        if let Err(error) = result {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "cannot set up the tunnel for direct server return: packets to other nodes are masqueraded"
+            );
+        }
+    }
+
     /// Returns the rules, with those for the marks of an earlier process.
     fn rules(&self, previous: Option<Marks>) -> Option<Rules> {
         let rules = Rules::new(self.marks, self.netfilter_masquerades, self.netfilter.clone()?);
@@ -162,13 +187,9 @@ impl Ebpf {
         let staged = upgrade::stage(&pins, &specs)?;
         let directory = staged.as_ref().map_or(pins.path(), |staged| &*staged.directory);
         let slots = service_slots(sizes.counted_services);
-        let mut object = Object::load(
-            OBJECT,
-            &specs,
-            &[("SERVICE_SLOTS", slots)],
-            Recording::Log(settings.log),
-            directory,
-        )?;
+        settings.set_up_tunnel();
+        let recording = Recording::Log(settings.log);
+        let mut object = Object::load(OBJECT, &specs, &settings.constants(), recording, directory)?;
         let state_copies = upgrade::state_copies(&pins, &specs, staged.as_ref())?;
         let sweeper = FlowSweeper::start(&object, &sizes, directory)?;
         let maglev = MaglevTables::start(&object, sizes.maglev)?;
@@ -261,6 +282,7 @@ fn translates_requests(program: &str) -> bool {
 
 fn remove_everything(pins: Option<&PinDir>) -> Vec<KernelError> {
     let mut errors = links::remove_all(pins);
+    errors.extend(tunnel_link::remove().err());
     let is_map = |name: &str| MAPS.iter().any(|map| map.name == name);
     if let Some(pins) = pins {
         errors.extend(pins.remove_links(|name| name.starts_with(LINKS) && translates_requests(name)).err());
@@ -291,11 +313,9 @@ impl Dataplane for Ebpf {
     /// Threads read maps, links and rules after the next plan, and notify the sync loop if they
     /// differ.
     fn refresh(&mut self, state: &mut State) -> Result<bool, EbpfError> {
-        let settings =
-            (state.local_detection, state.socket_scope, state.new_flows, state.masquerade, state.direct);
         let is_certain = state.is_current
             && state.is_taken_over()
-            && self.maps.node_settings()? == settings
+            && self.maps.node_settings()? == NodeSettings::of_state(state)
             && self.checkers.as_ref().is_some_and(|checkers| !checkers.maps.take_doubt());
         if is_certain {
             self.checkers.iter_mut().for_each(|checkers| checkers.maps_are_due = true);

@@ -4,7 +4,7 @@
 mod strategies;
 mod world;
 
-use std::{net::IpAddr, num::NonZeroU16, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use ipnet::IpNet;
 
@@ -187,6 +187,8 @@ pub fn resolved_port() -> ResolvedPort {
         source_ranges: Vec::new(),
         health_check_node_port: None,
         balance: Balance::Random,
+        forwarding: Forwarding::Nat,
+        dsr_nodes: BTreeMap::new(),
     }
 }
 
@@ -218,6 +220,7 @@ pub fn link(index: u32, name: &str) -> Link {
         name: name.into(),
         master: None,
         header: LinkHeader::Ethernet,
+        mtu: 1_500,
         is_loopback: false,
         is_ifb: false,
         bridge_address: None,

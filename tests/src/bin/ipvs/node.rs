@@ -1,6 +1,7 @@
 //! A node with pods and a client, the ipvs mode on it, and its Services.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     num::NonZeroU16,
@@ -21,8 +22,8 @@ use proxy_userspace::{
         netns,
     },
     model::{
-        Balance, Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NamespacedName, Protocol,
-        ResolvedEndpoint, ResolvedPort, ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
+        Balance, Dirty, Forwarding, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NamespacedName,
+        Protocol, ResolvedEndpoint, ResolvedPort, ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
     },
 };
 use shunt_tests::{
@@ -252,6 +253,8 @@ fn port(frontends: Vec<Frontend>, endpoints: &[ResolvedEndpoint]) -> ResolvedPor
         source_ranges: Vec::new(),
         health_check_node_port: None,
         balance: Balance::Random,
+        forwarding: Forwarding::Nat,
+        dsr_nodes: BTreeMap::new(),
     }
 }
 

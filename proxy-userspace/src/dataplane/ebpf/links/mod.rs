@@ -261,7 +261,7 @@ fn hook_state(
 ) -> HookState {
     let Some(Attached { program, behind }) = attached else { return HookState::Outdated };
     let is_current = |framing: &Framing| object.is_link_program(program_name(at.hook, *framing), program);
-    let Some(framing) = [Framing::Ethernet, Framing::Ip].into_iter().find(is_current) else {
+    let Some(framing) = [Framing::Ethernet, Framing::Ip, Framing::Tunnel].into_iter().find(is_current) else {
         return HookState::Outdated;
     };
     match behind {
@@ -330,8 +330,9 @@ const fn program_name(hook: Hook, framing: Framing) -> &'static str {
     match (hook, framing) {
         (Hook::Ingress, Framing::Ethernet) => "shunt_in_eth",
         (Hook::Ingress, Framing::Ip) => "shunt_in_ip",
+        (Hook::Ingress, Framing::Tunnel) => "shunt_in_tunnel",
         (Hook::Egress, Framing::Ethernet) => "shunt_out_eth",
-        (Hook::Egress, Framing::Ip) => "shunt_out_ip",
+        (Hook::Egress, Framing::Ip | Framing::Tunnel) => "shunt_out_ip",
     }
 }
 

@@ -4,8 +4,8 @@ use aya::maps::{MapData, lpm_trie::LpmTrie};
 use proxy_common::{
     Addr,
     layout::{
-        EndpointKey, EndpointValue, HardwareAddress, MasqueradeSubnet, MemberKey, ServiceKey, ServiceValue,
-        SourceRange, XdpLinkValue,
+        DsrKey, EndpointKey, EndpointValue, HardwareAddress, MasqueradeSubnet, MemberKey, ServiceKey,
+        ServiceValue, SourceRange, XdpLinkValue,
     },
 };
 
@@ -31,6 +31,8 @@ pub(crate) struct EntryReader {
     local_links: Reader<u32, u8>,
     direct_links: Reader<u32, u8>,
     xdp_links: Reader<u32, XdpLinkValue>,
+    dsr_endpoints: Reader<DsrKey, Addr>,
+    dsr_nodes: Reader<Addr, u8>,
     bridge_ports: Reader<u32, HardwareAddress>,
     exempt_netns: Reader<u64, u8>,
     exempt_sources: Reader<Addr, u8>,
@@ -50,6 +52,8 @@ impl EntryReader {
             local_links: object.reader("local_links")?,
             direct_links: object.reader("direct_links")?,
             xdp_links: object.reader("xdp_links")?,
+            dsr_endpoints: object.reader("dsr_endpoints")?,
+            dsr_nodes: object.reader("dsr_nodes")?,
             bridge_ports: object.reader("bridge_ports")?,
             exempt_netns: object.reader("exempt_netns")?,
             exempt_sources: object.reader("exempt_sources")?,
@@ -69,6 +73,8 @@ impl EntryReader {
         read(&mut self.local_links, "local_links", |key, _| v(MapEntry::LocalLink(key)))?;
         read(&mut self.direct_links, "direct_links", |key, _| v(MapEntry::DirectLink(key)))?;
         read(&mut self.xdp_links, "xdp_links", |key, value| v(MapEntry::XdpLink(key, value)))?;
+        read(&mut self.dsr_endpoints, "dsr_endpoints", |key, node| v(MapEntry::DsrEndpoint(key, node)))?;
+        read(&mut self.dsr_nodes, "dsr_nodes", |key, _| v(MapEntry::DsrNode(key)))?;
         read(&mut self.bridge_ports, "bridge_ports", |key, value| v(MapEntry::BridgePort(key, value)))?;
         read(&mut self.exempt_netns, "exempt_netns", |key, _| v(MapEntry::ExemptNetns(NetnsCookie(key))))?;
         read(&mut self.exempt_sources, "exempt_sources", |key, _| v(MapEntry::ExemptSource(key)))?;

@@ -20,8 +20,8 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError, lpm_trie::LpmTrie};
 use proxy_common::{
     Addr,
     layout::{
-        EndpointKey, EndpointValue, HardwareAddress, LAYOUT_VERSION, LocalDetection, MAPS, MapContent,
-        MapDeclaration, MapSizes, MasqueradeSubnet, Masquerading, MemberKey, NewFlows, NodeValue,
+        DsrKey, EndpointKey, EndpointValue, HardwareAddress, LAYOUT_VERSION, LocalDetection, MAPS,
+        MapContent, MapDeclaration, MapSizes, MasqueradeSubnet, Masquerading, MemberKey, NewFlows, NodeValue,
         SIZE_SETTINGS, STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, SocketScope, SourceRange, UdpSocket,
         XdpLinkValue, service_slots,
     },
@@ -35,7 +35,7 @@ use super::{
     plan::{
         ids::ServiceIds,
         state::State,
-        step::{DirectEpoch, DirectFields, MapEntry, MasqueradeFields},
+        step::{DirectEpoch, DirectFields, MapEntry, MasqueradeFields, TunnelFields},
     },
     rules::Marks,
 };
@@ -68,7 +68,16 @@ pub(crate) fn specs(sizes: &MapSizes, cpus: u32) -> Vec<MapSpec> {
 pub(crate) fn map_full(map: &'static str, sizes: &MapSizes) -> KernelError {
     let remedy = match SIZE_SETTINGS.iter().find(|setting| setting.map == map) {
         Some(setting) => format!("raise {} in the configuration file (--config)", setting.path),
-        None if matches!(map, "bridge_ports" | "masquerade_addresses" | "direct_links" | "xdp_links") => {
+        None if matches!(
+            map,
+            "bridge_ports"
+                | "masquerade_addresses"
+                | "direct_links"
+                | "xdp_links"
+                | "dsr_endpoints"
+                | "dsr_nodes"
+        ) =>
+        {
             "its size is fixed".into()
         }
         None if matches!(map, "exempt_netns" | "exempt_sources") => {
@@ -98,10 +107,37 @@ pub(crate) struct Maps {
     masquerade_addresses: LpmTrie<MapData, MasqueradeSubnet, Addr>,
     direct_links: HashMap<MapData, u32, u8>,
     xdp_links: HashMap<MapData, u32, XdpLinkValue>,
+    dsr_endpoints: HashMap<MapData, DsrKey, Addr>,
+    dsr_nodes: HashMap<MapData, Addr, u8>,
     pub(crate) sizes: MapSizes,
     marks: Marks,
     entries: EntryReader,
     batches: Batches,
+}
+
+/// What a plan sets in `node`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeSettings {
+    local_detection: u32,
+    socket_scope: u16,
+    new_flows: u16,
+    masquerade: MasqueradeFields,
+    direct: DirectFields,
+    tunnel: TunnelFields,
+}
+
+impl NodeSettings {
+    /// Returns what they are as this process knows them.
+    pub(crate) const fn of_state(state: &State) -> Self {
+        Self {
+            local_detection: state.local_detection,
+            socket_scope: state.socket_scope,
+            new_flows: state.new_flows,
+            masquerade: state.masquerade,
+            direct: state.direct,
+            tunnel: state.tunnel,
+        }
+    }
 }
 
 /// Writers of the maps that have many entries.
@@ -162,6 +198,8 @@ impl Maps {
             masquerade_addresses: object.take_map("masquerade_addresses")?,
             direct_links: object.take_map("direct_links")?,
             xdp_links: object.take_map("xdp_links")?,
+            dsr_endpoints: object.take_map("dsr_endpoints")?,
+            dsr_nodes: object.take_map("dsr_nodes")?,
             sizes,
             marks,
         })
@@ -191,6 +229,8 @@ impl Maps {
             last_port: before.map_or(0, |value| value.last_port),
             direct_scope: before.map_or(0, |value| value.direct_scope),
             direct_epoch: before.map_or(0, |value| value.direct_epoch),
+            tunnel_link: before.map_or(0, |value| value.tunnel_link),
+            tunnel_mtu: before.map_or(0, |value| value.tunnel_mtu),
         };
         self.node.set(0, value, 0).map_err(failed("write", "node"))
     }
@@ -233,6 +273,11 @@ impl Maps {
         self.update_node(|node| (node.direct_epoch, node.direct_scope) = (epoch.0, scope))
     }
 
+    /// Sets the tunnel to other nodes.
+    pub(crate) fn set_tunnel(&mut self, fields: TunnelFields) -> Result<(), KernelError> {
+        self.update_node(|node| (node.tunnel_link, node.tunnel_mtu) = (fields.link, fields.mtu))
+    }
+
     /// Sets what the link programs do with new flows.
     pub(crate) fn set_new_flows(&mut self, new_flows: NewFlows) -> Result<(), KernelError> {
         self.update_node(|node| node.new_flows = new_flows as u16)
@@ -269,6 +314,8 @@ impl Maps {
             MapEntry::LocalLink(index) => self.local_links.insert(index, IN_SET, 0),
             MapEntry::DirectLink(index) => self.direct_links.insert(index, IN_SET, 0),
             MapEntry::XdpLink(index, value) => self.xdp_links.insert(index, value, 0),
+            MapEntry::DsrEndpoint(key, node) => self.dsr_endpoints.insert(key, node, 0),
+            MapEntry::DsrNode(address) => self.dsr_nodes.insert(address, IN_SET, 0),
             MapEntry::BridgePort(index, bridge) => self.bridge_ports.insert(index, bridge, 0),
             MapEntry::ExemptNetns(cookie) => self.exempt_netns.insert(cookie.0, IN_SET, 0),
             MapEntry::ExemptSource(address) => self.exempt_sources.insert(address, IN_SET, 0),
@@ -324,6 +371,8 @@ impl Maps {
             MapEntry::LocalLink(index) => self.local_links.remove(index),
             MapEntry::DirectLink(index) => self.direct_links.remove(index),
             MapEntry::XdpLink(index, _) => self.xdp_links.remove(index),
+            MapEntry::DsrEndpoint(key, _) => self.dsr_endpoints.remove(key),
+            MapEntry::DsrNode(address) => self.dsr_nodes.remove(address),
             MapEntry::BridgePort(index, _) => self.bridge_ports.remove(index),
             MapEntry::ExemptNetns(cookie) => self.exempt_netns.remove(&cookie.0),
             MapEntry::ExemptSource(address) => self.exempt_sources.remove(address),
@@ -343,22 +392,26 @@ impl Maps {
         let mut state = State::default();
         (state.ids, state.table_size) = (ids, table_size);
         self.entries.read(|entry| state.put(&entry))?;
-        (state.local_detection, state.socket_scope, state.new_flows, state.masquerade, state.direct) =
-            self.node_settings()?;
+        let node = self.node_settings()?;
+        state.local_detection = node.local_detection;
+        (state.socket_scope, state.new_flows) = (node.socket_scope, node.new_flows);
+        (state.masquerade, state.direct, state.tunnel) = (node.masquerade, node.direct, node.tunnel);
         state.forget_names();
         Ok(state)
     }
 
-    /// Returns what a plan sets in `node`: how local clients are recognized, which sockets are
-    /// served, what becomes of new flows, what masquerades, and which flows take the direct path.
-    pub(crate) fn node_settings(
-        &self,
-    ) -> Result<(u32, u16, u16, MasqueradeFields, DirectFields), KernelError> {
+    /// Returns what a plan sets in `node`.
+    pub(crate) fn node_settings(&self) -> Result<NodeSettings, KernelError> {
         let node = self.node.get(&0, 0).map_err(failed("read", "node"))?;
         let NodeValue { masquerading, first_port, last_port, .. } = node;
-        let masquerade = MasqueradeFields { masquerading, first_port, last_port };
-        let direct = DirectFields { epoch: DirectEpoch(node.direct_epoch), scope: node.direct_scope };
-        Ok((node.local_detection, node.socket_scope, node.new_flows, masquerade, direct))
+        Ok(NodeSettings {
+            local_detection: node.local_detection,
+            socket_scope: node.socket_scope,
+            new_flows: node.new_flows,
+            masquerade: MasqueradeFields { masquerading, first_port, last_port },
+            direct: DirectFields { epoch: DirectEpoch(node.direct_epoch), scope: node.direct_scope },
+            tunnel: TunnelFields { link: node.tunnel_link, mtu: node.tunnel_mtu },
+        })
     }
 }
 

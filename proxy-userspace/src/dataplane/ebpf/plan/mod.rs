@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use proxy_common::{
     Addr,
-    layout::{Endpoint, EndpointKey, EndpointValue, List, MemberKey, ServiceKey, ServiceValue},
+    layout::{DsrKey, Endpoint, EndpointKey, EndpointValue, List, MemberKey, ServiceKey, ServiceValue},
     maglev::TableSize,
 };
 
@@ -74,6 +74,7 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
             LinkPath::Programs | LinkPath::Direct { .. } => planner.translate_on_links(),
             LinkPath::Netfilter { .. } => planner.leave_links_to_netfilter(),
         }
+        planner.tunnel();
         planner.xdp();
         planner.direct_path();
     }
@@ -209,23 +210,23 @@ impl<'a> Planner<'a> {
             // next process could not find them again.
             return self.remove_port(name);
         }
-        let key = |frontend| translate::service_key(frontend, name.family, name.name.protocol);
-        let keys: Vec<ServiceKey> = port.frontends.iter().map(key).collect();
+        let frontends = translate::frontends(port, name.family, name.name.protocol);
+        let keys: Vec<ServiceKey> = frontends.iter().map(|(key, _)| *key).collect();
         let service = self.identifier(name, &keys);
         let generation = self.slots(service, port);
         self.set_members(service, &translate::members(service, name.name.protocol, port).collect());
         let ranges = translate::source_ranges(port, self.node, name.family).into_iter();
         self.set_ranges(service, &ranges.map(|prefix| Range { service, prefix }).collect());
-        for (frontend, key) in port.frontends.iter().zip(&keys) {
-            let value = translate::service_value(
-                service,
-                generation,
-                port,
-                frontend.kind,
-                self.node,
-                name.family,
-                self.state.table_size,
-            );
+        let nodes = port.dsr_nodes.iter().map(|(endpoint, node)| (Addr::from(*endpoint), Addr::from(*node)));
+        self.set_dsr_nodes(service, &nodes.map(|(addr, node)| (DsrKey { service, addr }, node)).collect());
+        for (key, kind) in &frontends {
+            let (node, table_size) = (self.node, self.state.table_size);
+            let value =
+                translate::service_value(service, generation, port, *kind, node, name.family, table_size);
+            let value = match key.tunneled {
+                0 => value,
+                _ => translate::tunneled_value(value, port, table_size),
+            };
             let before = self.state.service(key);
             if gets_table(before, &value, self.state.attached) {
                 self.with_new_tables.insert(*key);
@@ -302,6 +303,11 @@ impl<'a> Planner<'a> {
         self.difference(&have, wanted, MapEntry::SourceRange);
     }
 
+    fn set_dsr_nodes(&mut self, service: u32, wanted: &BTreeMap<DsrKey, Addr>) {
+        let have = self.state.dsr_endpoints_of(service).map(|(key, node)| (*key, *node)).collect();
+        self.value_difference(&have, wanted, MapEntry::DsrEndpoint);
+    }
+
     fn remove_frontends(&mut self, service: u32, wanted: &[ServiceKey]) {
         let unwanted = self.state.frontends(service).filter(|(key, _)| !wanted.contains(key));
         self.phases.closures.extend(unwanted);
@@ -319,6 +325,7 @@ impl<'a> Planner<'a> {
         self.remove_slots(self.state.slots(service));
         self.set_ranges(service, &BTreeSet::new());
         self.set_members(service, &BTreeSet::new());
+        self.set_dsr_nodes(service, &BTreeMap::new());
     }
 
     /// Removes the entries of an earlier process that no service port took over.

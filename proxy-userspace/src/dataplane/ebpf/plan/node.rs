@@ -10,12 +10,12 @@ use proxy_common::{
 use super::{
     super::links::{HookState, LinkHook, xdp::XdpState},
     Planner,
-    step::{DirectFields, MapEntry, Step},
+    step::{DirectFields, MapEntry, Step, TunnelFields},
     translate,
 };
 use crate::{
     kernel::bpf::tc::Hook,
-    model::{LinkPath, PortRange},
+    model::{Framing, LinkPath, PortRange},
 };
 
 impl Planner<'_> {
@@ -136,6 +136,9 @@ impl Planner<'_> {
         }
         for hook in [Hook::Egress, Hook::Ingress] {
             for (&index, link) in &node.links {
+                if link.framing == Framing::Tunnel && hook == Hook::Egress {
+                    continue;
+                }
                 let at = LinkHook { hook, index };
                 let is_right = match state.links.get(&at) {
                     Some(HookState::Current(framing) | HookState::Displaced(framing)) => {
@@ -158,6 +161,19 @@ impl Planner<'_> {
                 Step::LeaveFlowsToConntrack,
             ]);
         }
+    }
+
+    /// Plans the tunnel to other nodes.
+    pub(super) fn tunnel(&mut self) {
+        let (node, state) = (self.node, self.state);
+        let nodes = node.tunnel.iter().flat_map(|tunnel| &tunnel.nodes);
+        let wanted = nodes.map(|address| Addr::from(*address)).collect();
+        self.difference(&state.dsr_nodes, &wanted, MapEntry::DsrNode);
+        let fields = node
+            .tunnel
+            .as_ref()
+            .map_or(TunnelFields::default(), |tunnel| TunnelFields { link: tunnel.link, mtu: tunnel.mtu });
+        self.phases.additions.extend((fields != state.tunnel).then_some(Step::SetTunnel(fields)));
     }
 
     /// Plans the XDP programs, after all other programs on links. A program forwards packets only

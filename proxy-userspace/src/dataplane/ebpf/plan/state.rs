@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use proxy_common::{
     Addr,
     layout::{
-        Endpoint, EndpointKey, EndpointValue, HardwareAddress, MemberKey, ServiceKey, ServiceValue,
+        DsrKey, Endpoint, EndpointKey, EndpointValue, HardwareAddress, MemberKey, ServiceKey, ServiceValue,
         XdpLinkValue,
     },
     maglev::TableSize,
@@ -17,7 +17,7 @@ use super::{
     digest::Digest,
     ids::{IdAllocator, ServiceIds},
     ranges::{LinkSubnet, Prefix, Range},
-    step::{DirectFields, MapEntry, MasqueradeFields, Step},
+    step::{DirectFields, MapEntry, MasqueradeFields, Step, TunnelFields},
 };
 use crate::{
     model::{ServicePortKey, XdpMode},
@@ -53,6 +53,9 @@ pub struct State {
     pub(crate) direct_links: BTreeSet<u32>,
     pub(crate) xdp_links: BTreeMap<u32, XdpLinkValue>,
     pub(crate) masquerade_addresses: BTreeMap<LinkSubnet, Addr>,
+    pub(crate) dsr_endpoints: BTreeMap<DsrKey, Addr>,
+    pub(crate) dsr_nodes: BTreeSet<Addr>,
+    pub(crate) tunnel: TunnelFields,
     /// The socket programs are attached.
     pub(crate) attached: bool,
     /// Our programs on links.
@@ -91,6 +94,7 @@ impl State {
             Step::SetSocketScope(scope) => self.socket_scope = *scope as u16,
             Step::SetMasquerade(fields) => self.masquerade = *fields,
             Step::SetDirect(fields) => self.direct = *fields,
+            Step::SetTunnel(fields) => self.tunnel = *fields,
             Step::SetNewFlows(new_flows) => self.new_flows = *new_flows as u16,
             Step::ReleaseSockets { .. }
             | Step::ForgetFlows { .. }
@@ -119,6 +123,8 @@ impl State {
             MapEntry::LocalLink(index) => drop(self.local_links.insert(index)),
             MapEntry::DirectLink(index) => drop(self.direct_links.insert(index)),
             MapEntry::XdpLink(index, value) => drop(self.xdp_links.insert(index, value)),
+            MapEntry::DsrEndpoint(key, node) => drop(self.dsr_endpoints.insert(key, node)),
+            MapEntry::DsrNode(address) => drop(self.dsr_nodes.insert(address)),
             MapEntry::BridgePort(index, bridge) => drop(self.bridge_ports.insert(index, bridge)),
             MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.insert(cookie)),
             MapEntry::ExemptSource(address) => drop(self.exempt_sources.insert(address)),
@@ -141,6 +147,8 @@ impl State {
             MapEntry::LocalLink(index) => drop(self.local_links.remove(index)),
             MapEntry::DirectLink(index) => drop(self.direct_links.remove(index)),
             MapEntry::XdpLink(index, _) => drop(self.xdp_links.remove(index)),
+            MapEntry::DsrEndpoint(key, _) => drop(self.dsr_endpoints.remove(key)),
+            MapEntry::DsrNode(address) => drop(self.dsr_nodes.remove(address)),
             MapEntry::BridgePort(index, _) => drop(self.bridge_ports.remove(index)),
             MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.remove(cookie)),
             MapEntry::ExemptSource(address) => drop(self.exempt_sources.remove(address)),
@@ -166,6 +174,10 @@ impl State {
                 let address = self.masquerade_addresses.get(subnet);
                 return address.map(|address| MapEntry::MasqueradeAddress(*subnet, *address));
             }
+            MapEntry::DsrEndpoint(key, _) => {
+                return self.dsr_endpoints.get(key).map(|node| MapEntry::DsrEndpoint(*key, *node));
+            }
+            MapEntry::DsrNode(address) => self.dsr_nodes.contains(address),
             MapEntry::Member(key) => self.members.contains(key),
             MapEntry::SourceRange(range) => self.ranges.contains(range),
             MapEntry::NodeAddress(address) => self.node_addresses.contains(address),
@@ -327,6 +339,12 @@ impl State {
         self.ranges.range(first..).take_while(move |range| range.service == service)
     }
 
+    /// Returns the nodes of the endpoints of an identifier.
+    pub(crate) fn dsr_endpoints_of(&self, service: u32) -> impl Iterator<Item = (&DsrKey, &Addr)> {
+        let first = DsrKey { service, addr: Addr::UNSPECIFIED_V6 };
+        self.dsr_endpoints.range(first..).take_while(move |(key, _)| key.service == service)
+    }
+
     /// Returns every identifier that an entry belongs to.
     pub(crate) fn services_in_use(&self) -> BTreeSet<u32> {
         let frontends = self.frontends.iter().map(|(service, _)| *service);
@@ -334,8 +352,9 @@ impl State {
             .chain(self.endpoints.keys().map(|key| key.service))
             .chain(self.members.iter().map(|key| key.service))
             .chain(self.ranges.iter().map(|range| range.service))
+            .chain(self.dsr_endpoints.keys().map(|key| key.service))
             .collect()
     }
 }
 
-const MIN_SERVICE_KEY: ServiceKey = ServiceKey { addr: Addr::UNSPECIFIED_V6, port: 0, proto: 0, zero: 0 };
+const MIN_SERVICE_KEY: ServiceKey = ServiceKey { addr: Addr::UNSPECIFIED_V6, port: 0, proto: 0, tunneled: 0 };

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use proxy_common::{
     Addr,
     layout::{
-        Endpoint, EndpointKey, EndpointValue, HardwareAddress, LocalDetection, Masquerading, MemberKey,
-        NewFlows, ServiceKey, ServiceValue, SocketScope, XdpLinkValue,
+        DsrKey, Endpoint, EndpointKey, EndpointValue, HardwareAddress, LocalDetection, Masquerading,
+        MemberKey, NewFlows, ServiceKey, ServiceValue, SocketScope, XdpLinkValue,
     },
     prefilter::PrefilterItem,
 };
@@ -43,6 +43,10 @@ pub enum MapEntry {
     DirectLink(u32),
     /// The XDP program forwards packets on the link with this index.
     XdpLink(u32, XdpLinkValue),
+    /// The node at this address takes packets of the tunnel for an endpoint.
+    DsrEndpoint(DsrKey, Addr),
+    /// Packets that the node with this address sends through the tunnel are taken.
+    DsrNode(Addr),
     /// The link with this index is a port of a bridge. Packets that arrive there are for the node
     /// itself if they are for the bridge.
     BridgePort(u32, HardwareAddress),
@@ -68,6 +72,8 @@ impl MapEntry {
             Self::LocalLink(_) => "local_links",
             Self::DirectLink(_) => "direct_links",
             Self::XdpLink(..) => "xdp_links",
+            Self::DsrEndpoint(..) => "dsr_endpoints",
+            Self::DsrNode(_) => "dsr_nodes",
             Self::BridgePort(..) => "bridge_ports",
             Self::ExemptNetns(_) => "exempt_netns",
             Self::ExemptSource(_) => "exempt_sources",
@@ -81,12 +87,14 @@ impl MapEntry {
             Self::Endpoint(key, _) => Some(key.service),
             Self::Member(key) => Some(key.service),
             Self::SourceRange(range) => Some(range.service),
+            Self::DsrEndpoint(key, _) => Some(key.service),
             Self::MasqueradeAddress(..)
             | Self::NodeAddress(_)
             | Self::LocalSource(_)
             | Self::LocalLink(_)
             | Self::DirectLink(_)
             | Self::XdpLink(..)
+            | Self::DsrNode(_)
             | Self::BridgePort(..)
             | Self::ExemptNetns(_)
             | Self::ExemptSource(_) => None,
@@ -164,6 +172,15 @@ pub struct DirectFields {
     pub scope: u16,
 }
 
+/// The tunnel to other nodes, as in the map `node`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TunnelFields {
+    /// The interface index of its link, or 0 without one.
+    pub link: u32,
+    /// The bytes of the longest packet that leaves the node in one piece.
+    pub mtu: u32,
+}
+
 /// One change to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -179,6 +196,8 @@ pub enum Step {
     SetMasquerade(MasqueradeFields),
     /// Begin an epoch of the direct path.
     SetDirect(DirectFields),
+    /// Send packets through this tunnel.
+    SetTunnel(TunnelFields),
     /// Do this with new flows on links.
     SetNewFlows(NewFlows),
     /// Remove the flows that are out of date because netfilter had new flows: those whose packets

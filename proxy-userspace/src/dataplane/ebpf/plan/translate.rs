@@ -19,8 +19,9 @@ use super::{
 };
 use crate::{
     model::{
-        Balance, ClientLocation, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NoEndpointVerdict,
-        NodeView, Protocol, ResolvedEndpoint, ResolvedPort, SocketScope, TrafficPolicy, XdpLink,
+        Balance, ClientLocation, Forwarding, Frontend, FrontendKind, IpFamily, LocalTrafficDetector,
+        NoEndpointVerdict, NodeView, Protocol, ResolvedEndpoint, ResolvedPort, SocketScope, TrafficPolicy,
+        XdpLink,
     },
     net::NetnsCookie,
 };
@@ -68,6 +69,47 @@ pub(crate) fn service_key(frontend: &Frontend, family: IpFamily, protocol: Proto
     ServiceKey::new(addr, frontend.port.get(), protocol)
 }
 
+/// Returns the keys of the frontends of a service port, with their kinds. With direct server return,
+/// its external addresses have a second key, for packets that come through the tunnel.
+pub(crate) fn frontends(
+    port: &ResolvedPort,
+    family: IpFamily,
+    protocol: Protocol,
+) -> Vec<(ServiceKey, FrontendKind)> {
+    let key = |frontend: &Frontend| (service_key(frontend, family, protocol), frontend.kind);
+    let mut frontends: Vec<_> = port.frontends.iter().map(key).collect();
+    if port.forwarding == Forwarding::Dsr {
+        let external = frontends.iter().filter(|(_, kind)| *kind != FrontendKind::ClusterIp);
+        let tunneled: Vec<_> = external.map(|(key, kind)| (key.tunneled(), *kind)).collect();
+        frontends.extend(tunneled);
+    }
+    frontends
+}
+
+/// Returns the value of a frontend for packets that come through the tunnel: its endpoints on this
+/// node, which see the client's address. The other node knew of one. If it has gone meanwhile, the
+/// packet is masqueraded to an endpoint on another node.
+pub(crate) fn tunneled_value(
+    value: ServiceValue,
+    port: &ResolvedPort,
+    table_size: TableSize,
+) -> ServiceValue {
+    let value = ServiceValue { flags: value.flags & !flags::DSR, ..value };
+    if port.local_endpoints.is_empty() {
+        return value;
+    }
+    let count = count(&port.local_endpoints);
+    let of_cluster = flags::MASQUERADE_INSIDE | flags::MASQUERADE_OUTSIDE | flags::MAGLEV_SIZE;
+    ServiceValue {
+        inside_count: count,
+        outside_count: count,
+        inside_list: List::Local as u8,
+        outside_list: List::Local as u8,
+        flags: value.flags & !of_cluster | table_flags(port, TrafficPolicy::Local, table_size),
+        ..value
+    }
+}
+
 /// Returns the value of a frontend.
 pub(crate) fn service_value(
     service: u32,
@@ -91,6 +133,7 @@ pub(crate) fn service_value(
         flags: empty_flags(port)
             | range_flags(port, kind, node, family)
             | masquerade_flags(port, kind, node, family)
+            | dsr_flags(port, kind)
             | table_flags(port, outside, table_size),
     }
 }
@@ -188,6 +231,11 @@ fn masquerade_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, fa
     let Masquerades { inside, outside } = masquerades(port, kind, node, family);
     let flag = |is_set, flag| if is_set { flag } else { 0 };
     flag(inside, flags::MASQUERADE_INSIDE) | flag(outside, flags::MASQUERADE_OUTSIDE)
+}
+
+fn dsr_flags(port: &ResolvedPort, kind: FrontendKind) -> u16 {
+    let goes_through_tunnel = port.forwarding == Forwarding::Dsr && kind != FrontendKind::ClusterIp;
+    if goes_through_tunnel { flags::DSR } else { 0 }
 }
 
 fn table_flags(port: &ResolvedPort, outside: TrafficPolicy, table_size: TableSize) -> u16 {

@@ -3,7 +3,7 @@
 
 use std::{mem, path::Path};
 
-use proxy_common::layout::{CapturedPacket, LostRecord, TraceEvent, service_slots};
+use proxy_common::layout::{CapturedPacket, LostRecord, TraceEvent};
 
 use super::{
     super::{Ebpf, EbpfError, EbpfSettings, OBJECT, direct::DirectApprover, maps, plan::state::State},
@@ -48,9 +48,8 @@ impl TracingPrograms {
         pins.holds(&specs).map_err(|difference| {
             KernelError::call("use the maps of", "this shunt")(std::io::Error::other(difference))
         })?;
-        let slots = service_slots(sizes.counted_services);
         let recording = Recording::Trace { packets };
-        let mut object = Object::load(OBJECT, &specs, &[("SERVICE_SLOTS", slots)], recording, pins.path())?;
+        let mut object = Object::load(OBJECT, &specs, &settings.constants(), recording, pins.path())?;
         for name in LINK_PROGRAMS {
             object.link_program(name)?;
         }

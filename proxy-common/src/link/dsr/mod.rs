@@ -1,0 +1,169 @@
+//! Direct server return: packets of clients outside go through a tunnel to the endpoint's node. That
+//! node translates them, and answers the client itself. So the pod sees the client's address, and
+//! replies save one node.
+//!
+//! The packet in the tunnel is that of the client, with the VIP as its destination. The other node
+//! needs nothing else: it knows the Service, and chooses one of its own endpoints.
+
+mod too_long;
+
+use super::{
+    ClientPacket, Notes, Outcome, count_drop, direct, finish, finish_flow_packet, fragment, ip_length,
+    process,
+};
+use crate::{
+    Addr, Protocol,
+    layout::{
+        Counter, Direction, DsrKey, Endpoint, Flow, FlowKey, ServiceEvent, ServiceValue, flags, flow_state,
+    },
+    packet::{Fragment, Frame, IpVersion, Packet, TcpFlags},
+    tables::Tables,
+};
+
+/// The bytes that the tunnel adds to a packet: IPv4 header, UDP header, VXLAN-GPE header.
+const HEADERS_V4: u32 = 20 + 8 + 8;
+/// The same with an IPv6 header.
+const HEADERS_V6: u32 = 40 + 8 + 8;
+
+/// Handles a packet that came through the tunnel. It goes on only if it comes from a known node and
+/// is for a Service.
+#[inline(always)]
+pub fn tunneled<F: Frame, T: Tables>(frame: &F, tables: &T, header: u32, version: IpVersion) -> Outcome {
+    if !is_from_node(frame, tables) {
+        return count_drop(tables, Counter::TunnelRefused);
+    }
+    let mut packet = Packet::at(header, version);
+    let outcome = process(frame, tables, &mut packet, Direction::Original, false).of_program();
+    if matches!(outcome, Outcome::Proceed) && !is_answered(frame, tables, &packet) {
+        return count_drop(tables, Counter::TunnelRefused);
+    }
+    outcome
+}
+
+/// Returns true if a known node sent a packet. A function call of its own saves stack.
+#[inline(never)]
+fn is_from_node<F: Frame, T: Tables>(frame: &F, tables: &T) -> bool {
+    frame.tunnel_source().is_some_and(|node| tables.is_dsr_node(&node))
+}
+
+/// Returns true if a packet is translated, or if netfilter is to reject it.
+#[inline(never)]
+fn is_answered<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> bool {
+    let is_rejected = || tables.node().is_some_and(|node| frame.mark() & node.reject_mark != 0);
+    !packet.destination.is_unspecified() && packet.has_other_destination(frame) || is_rejected()
+}
+
+/// Returns [`flow_state::DSR`] for a new flow that is to go through the tunnel. [`take`] decides.
+#[inline(always)]
+pub(super) fn state<F: Frame>(tables: &impl Tables, service: &ServiceValue, is_local: bool) -> u32 {
+    let is_wanted = tables.has_tunnel() && !F::IS_TUNNELED && service.flags & flags::DSR != 0 && !is_local;
+    if is_wanted { flow_state::DSR } else { 0 }
+}
+
+/// Makes a new flow go through the tunnel, if its endpoint is on another node that takes packets of
+/// it.
+#[inline(never)]
+pub(super) fn take<T: Tables>(tables: &T, flow: &mut Flow) {
+    let key = DsrKey { service: flow.service, addr: flow.destination.addr };
+    let has_link = tables.node().is_some_and(|node| node.tunnel_link != 0);
+    match tables.dsr_node(&key).filter(|_| has_link) {
+        Some(node) => {
+            flow.source = Endpoint::new(node, 0);
+            flow.state &= !(flow_state::MASQUERADE | flow_state::WHOLE);
+        }
+        None => flow.state &= !flow_state::DSR,
+    }
+}
+
+/// Returns the state bits that a packet of the client sets.
+#[inline(always)]
+pub(super) const fn observed_state(flow: &Flow, tcp: TcpFlags) -> u32 {
+    if flow.is_dsr() && tcp.has_ack() && !tcp.is_syn_ack() { flow_state::REPLIED } else { 0 }
+}
+
+/// Returns true if the packets of a flow go through the tunnel.
+#[inline(always)]
+pub(super) fn sends<F: Frame>(tables: &impl Tables, flow: &Flow) -> bool {
+    tables.has_tunnel() && !F::IS_TUNNELED && flow.is_dsr()
+}
+
+/// Sends a packet of a client through the tunnel.
+#[inline(never)]
+pub(super) fn send_client_packet<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    incoming: &ClientPacket,
+) -> Outcome {
+    let ClientPacket { key, flow, .. } = incoming;
+    if packet.fragment == Fragment::First {
+        fragment::record_first(tables, packet, Direction::Original, flow, 0);
+    }
+    let event = ServiceEvent::ToEndpoint(ip_length(frame, packet));
+    let outcome = send(frame, tables, packet, &flow.source.addr);
+    let sent = if matches!(outcome, Outcome::Redirect) { Some(()) } else { None };
+    finish_flow_packet(frame, tables, (key, flow), event, sent);
+    outcome
+}
+
+/// Sends an ICMP error through the tunnel, if it is about a packet of an endpoint behind it.
+#[inline(never)]
+pub(super) fn send_error<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    outer: &Packet,
+    inner: &Packet,
+) -> Outcome {
+    match node_of_reply(tables, inner) {
+        Some(node) => send(frame, tables, outer, &node),
+        None => Outcome::Proceed,
+    }
+}
+
+/// Returns the node of the endpoint that sent a packet.
+#[inline(always)]
+fn node_of_reply(tables: &impl Tables, reply: &Packet) -> Option<Addr> {
+    let protocol = Protocol::of_packet(reply.proto)?;
+    let tuple = reply.tuple(reply.ports()?).swapped();
+    let flow = tables.flow(&FlowKey::new(Direction::Original, protocol, tuple))?;
+    flow.is_dsr().then_some(flow.source.addr)
+}
+
+/// Sends a packet through the tunnel to a node. If it is too long, its sender is told so.
+#[inline(never)]
+pub(super) fn send<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, node: &Addr) -> Outcome {
+    let (link, mtu) = tables.node().map_or((0, 0), |node| (node.tunnel_link, node.tunnel_mtu));
+    if link == 0 {
+        return finish(tables, None);
+    }
+    let longest = mtu.wrapping_sub(if node.is_v4() { HEADERS_V4 } else { HEADERS_V6 });
+    if !fits(frame, packet, node, longest) {
+        return too_long::answer(frame, tables, packet, longest);
+    }
+    if frame.tunnel_to(node).is_none() {
+        return finish(tables, None);
+    }
+    tables.count(Counter::SentThroughTunnel);
+    Notes::leave(frame, Notes::FORWARDED);
+    frame.redirect(link);
+    Outcome::Redirect
+}
+
+/// Returns true if a packet fits into the tunnel, or if the kernel may cut it: an IPv4 packet whose
+/// sender permits it, between nodes that talk by IPv4.
+#[inline(always)]
+fn fits(frame: &impl Frame, packet: &Packet, node: &Addr, longest: u32) -> bool {
+    const DO_NOT_FRAGMENT: u8 = 0x40;
+    let is_connection = packet.proto == Protocol::Tcp.number();
+    let Some(length) = direct::longest(frame, packet, is_connection) else { return true };
+    if length <= longest {
+        return true;
+    }
+    let may_be_cut = |flags: [u8; 2]| flags[0] & DO_NOT_FRAGMENT == 0;
+    matches!(packet.version, IpVersion::V4)
+        && node.is_v4()
+        && frame.load(packet.header() + 6).is_some_and(may_be_cut)
+}
+
+#[cfg(test)]
+mod tests;

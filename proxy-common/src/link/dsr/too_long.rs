@@ -1,0 +1,101 @@
+//! Tells the sender of a packet that it is too long for the tunnel (RFC 1191, RFC 8201). The packet
+//! becomes the ICMP error about itself, and leaves on the link on which it came in. Its source is
+//! the VIP, as if the endpoint were behind a link of that size.
+
+use super::super::{Notes, Outcome};
+use crate::{
+    checksum,
+    layout::Counter,
+    packet::{ETHERNET_HEADER, Frame, ICMP, ICMPV6, IpVersion, Packet},
+    tables::Tables,
+};
+
+/// The bytes of a packet that the error repeats: IP header, ports, and the checksum of TCP, which
+/// hardware may be meant to complete, so that the kernel does not cut before it.
+const KEPT_V4: u32 = 20 + 28;
+const KEPT_V6: u32 = 40 + 28;
+
+/// The bytes before them: IP header and ICMP header.
+const HEADERS_V4: u32 = 20 + 8;
+const HEADERS_V6: u32 = 40 + 8;
+
+const HOPS: u8 = 64;
+
+/// Answers a packet. It is lost in any case.
+#[inline(never)]
+pub(super) fn answer<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, longest: u32) -> Outcome {
+    tables.count(Counter::TooLongForTunnel);
+    if (!F::IS_ETHERNET || packet.header() == ETHERNET_HEADER)
+        && become_error(frame, packet, longest).is_some()
+    {
+        Notes::leave(frame, Notes::FORWARDED);
+        frame.redirect(frame.link());
+        return Outcome::Redirect;
+    }
+    Outcome::Drop
+}
+
+/// Returns `None` if the frame could not be changed. It may be partly changed.
+#[inline(always)]
+fn become_error<F: Frame>(frame: &F, packet: &Packet, longest: u32) -> Option<()> {
+    match packet.version {
+        IpVersion::V4 => become_error_v4(frame, packet, longest)?,
+        IpVersion::V6 => become_error_v6(frame, packet, longest)?,
+    }
+    if !F::IS_ETHERNET {
+        return Some(());
+    }
+    let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5]: [u8; 12] = frame.load(0)?;
+    frame.store(0, &[s0, s1, s2, s3, s4, s5, d0, d1, d2, d3, d4, d5])
+}
+
+/// Destination unreachable, fragmentation needed.
+#[inline(never)]
+fn become_error_v4<F: Frame>(frame: &F, packet: &Packet, longest: u32) -> Option<()> {
+    let header = packet.header();
+    let kept = sum(frame, header, KEPT_V4)?;
+    frame.cut(header + KEPT_V4)?;
+    frame.insert(HEADERS_V4)?;
+    let [_, _, high, low] = longest.to_be_bytes();
+    let icmp = [3, 4, 0, 0, 0, 0, high, low];
+    let [a, b] = checksum::of_message(&icmp, kept);
+    let [s, d] = [&packet.destination, &packet.source].map(|addr| addr.words()[3].to_ne_bytes());
+    let length = [0, (HEADERS_V4 + KEPT_V4) as u8];
+    let ip = |[x, y]: [u8; 2]| {
+        [
+            0x45, 0, length[0], length[1], 0, 0, 0x40, 0, HOPS, ICMP, x, y, s[0], s[1], s[2], s[3], d[0],
+            d[1], d[2], d[3],
+        ]
+    };
+    frame.store(header, &ip(checksum::of_message(&ip([0; 2]), 0)))?;
+    frame.store(header + 20, &[icmp[0], icmp[1], a, b, 0, 0, high, low])
+}
+
+/// Packet too big.
+#[inline(never)]
+fn become_error_v6<F: Frame>(frame: &F, packet: &Packet, longest: u32) -> Option<()> {
+    const LENGTH: u32 = 8 + KEPT_V6;
+    let header = packet.header();
+    let kept = sum(frame, header, KEPT_V6)?;
+    frame.cut(header + KEPT_V6)?;
+    frame.insert(HEADERS_V6)?;
+    let [m0, m1, m2, m3] = longest.to_be_bytes();
+    let icmp = [2, 0, 0, 0, m0, m1, m2, m3];
+    let before = checksum::sum_of_pseudo_header(&packet.destination, &packet.source, ICMPV6, LENGTH);
+    let [a, b] = checksum::of_message(&icmp, checksum::add(kept, before));
+    frame.store(header, &[0x60, 0, 0, 0, 0, LENGTH as u8, ICMPV6, HOPS])?;
+    frame.store(header + 8, &packet.destination.octets)?;
+    frame.store(header + 24, &packet.source.octets)?;
+    frame.store(header + 40, &[icmp[0], icmp[1], a, b, m0, m1, m2, m3])
+}
+
+/// Returns the sum of the words of a part of a frame.
+#[inline(always)]
+fn sum(frame: &impl Frame, offset: u32, bytes: u32) -> Option<u32> {
+    let (mut sum, mut at) = (0, 0);
+    while at < bytes {
+        sum = checksum::add(sum, u32::from_ne_bytes(frame.load(offset + at)?));
+        at += 4;
+    }
+    Some(sum)
+}

@@ -1,0 +1,174 @@
+//! Direct server return: packets for endpoints on other nodes go through the tunnel, unchanged.
+
+use std::{net::IpAddr, vec, vec::Vec};
+
+use super::{
+    Fixture, PROTOCOLS, addr,
+    errors::{error_about, kinds},
+};
+use crate::{
+    Protocol::{self, Tcp, Udp},
+    layout::{Counter, Direction, DsrKey, flags, flow_state},
+    packet::TcpFlags,
+    testing::{FrameResult, Payload, TestNode, TestPacket},
+};
+
+/// The interface index of the tunnel.
+const TUNNEL: u32 = 9;
+
+/// The longest packet that fits, which the tests' ICMP errors name.
+const LONGEST: usize = 1_300;
+
+/// Adds a Service whose endpoint is on another node, at the address of the router.
+fn add_service(node: &mut TestNode<'_>, protocol: Protocol) -> Fixture {
+    let mut fixture = Fixture::new(node, protocol);
+    fixture.service = fixture.service.with_flags(flags::DSR | flags::MASQUERADE_OUTSIDE);
+    let headers = if node.ip.node.is_ipv4() { 36 } else { 56 };
+    node.config.node.tunnel_link = TUNNEL;
+    node.config.node.tunnel_mtu = u32::try_from(LONGEST).expect("short") + headers;
+    take_tunnel(node, &fixture, fixture.endpoint.ip(), node.ip.router);
+    fixture
+}
+
+/// Makes an endpoint one on a node that takes packets of the tunnel.
+fn take_tunnel(node: &mut TestNode<'_>, fixture: &Fixture, endpoint: IpAddr, other: IpAddr) {
+    let key = DsrKey { service: fixture.service.value.service, addr: endpoint.into() };
+    node.config.dsr_endpoints.insert(key, other.into());
+    node.put_service(&fixture.service);
+}
+
+/// Asserts that a packet goes through the tunnel.
+#[track_caller]
+fn is_tunneled(result: &FrameResult, packet: &TestPacket) {
+    result.is_redirected_as(packet);
+    result.is_marked(0);
+}
+
+fn packets_of_clients_go_through_the_tunnel_unchanged(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let fixture = add_service(node, protocol);
+        is_tunneled(&node.ingress(&fixture.first), &fixture.first);
+        is_tunneled(&node.ingress(&fixture.next()), &fixture.next());
+        let flow = node.flow(Direction::Original, &fixture.first).expect("a flow");
+        assert_eq!(flow.state & (flow_state::DSR | flow_state::MASQUERADE), flow_state::DSR);
+        assert_eq!((flow.source.addr, flow.destination), (node.ip.router.into(), fixture.endpoint.into()));
+        assert_eq!(node.flow(Direction::Reply, &fixture.reply()), None, "replies come another way");
+        let bytes = node.service_counts(flow.service).bytes_to_endpoints;
+        assert_eq!(bytes, 2 * u64::try_from(fixture.first.to_ip_packet().len()).expect("short"));
+    }
+    assert_eq!(node.counter(Counter::SentThroughTunnel), 4);
+    assert_eq!(node.flow_count(), 2);
+}
+
+fn endpoints_on_nodes_without_the_tunnel_are_masqueraded(node: &mut TestNode<'_>) {
+    let mark = node.config.node.masquerade_mark;
+    for protocol in PROTOCOLS {
+        let fixture = add_service(node, protocol);
+        node.config.dsr_endpoints.clear();
+        node.put_service(&fixture.service);
+        node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint)).is_marked(mark);
+        assert_eq!(node.flow_count(), 2);
+        node.set_state(&crate::testing::StateMaps::default());
+    }
+}
+
+fn connection_stays_at_its_node_when_endpoints_change(node: &mut TestNode<'_>) {
+    let fixture = add_service(node, Tcp);
+    node.ingress(&fixture.first);
+    is_tunneled(&node.ingress(&fixture.next()), &fixture.next());
+    let other = addr(node.ip.other_pod, 8080);
+    node.put_service(&fixture.service.clone().with_endpoints(&[other]));
+    is_tunneled(&node.ingress(&fixture.next()), &fixture.next());
+    // Anybody may have sent these.
+    is_tunneled(&node.ingress(&fixture.first), &fixture.first);
+    let reset = fixture.next().flags(TcpFlags::RST_ALONE);
+    is_tunneled(&node.ingress(&reset), &reset);
+    is_tunneled(&node.ingress(&fixture.first), &fixture.first);
+    node.wait(3_600);
+    is_tunneled(&node.ingress(&fixture.next()), &fixture.next());
+}
+
+fn datagrams_leave_an_endpoint_that_serves_no_more(node: &mut TestNode<'_>) {
+    let fixture = add_service(node, Udp);
+    is_tunneled(&node.ingress(&fixture.first), &fixture.first);
+    let other = addr(node.ip.other_pod, 8080);
+    let mark = node.config.node.masquerade_mark;
+    node.put_service(&fixture.service.clone().with_endpoints(&[other]));
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(other)).is_marked(mark);
+}
+
+fn all_fragments_go_through_the_tunnel(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let fixture = add_service(node, protocol);
+        let mut packet = fixture.first.clone();
+        if let Payload::Tcp { data, .. } | Payload::Udp { data } = &mut packet.payload {
+            *data = (0..100).collect();
+        }
+        for part in [0..40, 40..64, 64..usize::MAX] {
+            let fragment = packet.clone().fragment(77, part);
+            is_tunneled(&node.ingress(&fragment), &fragment);
+        }
+    }
+}
+
+fn errors_about_replies_go_through_the_tunnel(node: &mut TestNode<'_>) {
+    let ip = node.ip;
+    for protocol in PROTOCOLS {
+        let fixture = add_service(node, protocol);
+        node.ingress(&fixture.first);
+        let reply = fixture.first.clone().reversed();
+        for kind in kinds(&ip) {
+            let error = error_about(kind, ip.router, fixture.vip.ip(), reply.clone(), 8);
+            is_tunneled(&node.ingress(&error), &error);
+            let other = reply.clone().to(addr(ip.client, 40_001));
+            let error = error_about(kind, ip.router, fixture.vip.ip(), other, 8);
+            node.ingress(&error).is_left_alone();
+        }
+    }
+}
+
+/// Returns a packet of this length, from its IP header on.
+fn of_length(mut packet: TestPacket, length: usize) -> TestPacket {
+    let headers = packet.to_ip_packet().len();
+    if let Payload::Tcp { data, .. } | Payload::Udp { data } = &mut packet.payload {
+        let more: Vec<u8> = vec![0; length - headers];
+        data.extend(more);
+    }
+    packet
+}
+
+fn senders_of_packets_that_are_too_long_for_the_tunnel_are_told(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let fixture = add_service(node, protocol);
+        let fits = of_length(fixture.first.clone(), LONGEST);
+        is_tunneled(&node.ingress(&fits), &fits);
+        let packet = of_length(fixture.first.clone(), LONGEST + 1);
+        let (kind, bytes) = (kinds(&node.ip)[0], 28);
+        let error = error_about(kind, packet.to.ip(), packet.from.ip(), packet.clone(), bytes);
+        let error = TestPacket { hops: 64, to_mac: packet.from_mac, from_mac: packet.to_mac, ..error };
+        node.ingress(&packet).is_redirected_as(&error);
+    }
+    assert_eq!(node.counter(Counter::TooLongForTunnel), 2);
+}
+
+fn kernel_may_cut_packets_whose_sender_permits_it(node: &mut TestNode<'_>) {
+    if node.ip.node.is_ipv6() {
+        return;
+    }
+    let fixture = add_service(node, Udp);
+    let packet = of_length(fixture.first.clone(), LONGEST + 100);
+    let whole = packet.to_ip_packet().len() - 20;
+    let permitted = packet.clone().fragment(0, 0..whole);
+    is_tunneled(&node.ingress(&permitted), &permitted);
+}
+
+super::scenarios! {
+    packets_of_clients_go_through_the_tunnel_unchanged,
+    endpoints_on_nodes_without_the_tunnel_are_masqueraded,
+    connection_stays_at_its_node_when_endpoints_change,
+    datagrams_leave_an_endpoint_that_serves_no_more,
+    all_fragments_go_through_the_tunnel,
+    errors_about_replies_go_through_the_tunnel,
+    senders_of_packets_that_are_too_long_for_the_tunnel_are_told,
+    kernel_may_cut_packets_whose_sender_permits_it,
+}
