@@ -18,8 +18,8 @@ use proxy_userspace::{
         conntrack::{self, AddressPair, Connection, TrackedConnection, UdpFilter, UdpFlow},
     },
     model::{
-        Balance, Dirty, Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedEndpoint,
-        ResolvedPort, ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
+        Balance, Dirty, Forwarding, Frontend, FrontendKind, IpFamily, NamespacedName, Protocol,
+        ResolvedEndpoint, ResolvedPort, ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
     },
 };
 use shunt_tests::deadline::Deadline;
@@ -220,6 +220,8 @@ fn port(service: IpAddr, endpoints: &[SocketAddr]) -> ResolvedPort {
         source_ranges: Vec::new(),
         health_check_node_port: None,
         balance: Balance::Random,
+        forwarding: Forwarding::Nat,
+        dsr_nodes: BTreeMap::new(),
     }
 }
 

@@ -2,7 +2,7 @@
 //! written, removed rules come back, refused rules are reported, and cleanup leaves only foreign
 //! rules.
 
-use std::{net::IpAddr, num::NonZeroU32, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU32, sync::Arc};
 
 use proxy_userspace::{
     dataplane::{
@@ -13,8 +13,8 @@ use proxy_userspace::{
     },
     kernel::command::Launcher,
     model::{
-        Balance, Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NamespacedName, Protocol,
-        ResolvedEndpoint, ResolvedPort, ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
+        Balance, Dirty, Forwarding, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NamespacedName,
+        Protocol, ResolvedEndpoint, ResolvedPort, ServicePortKey, ServicePortName, Snapshot, TrafficPolicy,
     },
 };
 
@@ -157,6 +157,8 @@ pub(crate) fn port(
         source_ranges: Vec::new(),
         health_check_node_port: None,
         balance: Balance::Random,
+        forwarding: Forwarding::Nat,
+        dsr_nodes: BTreeMap::new(),
     }
 }
 
