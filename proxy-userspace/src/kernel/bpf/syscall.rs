@@ -509,7 +509,7 @@ pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
 /// the program returned. The frame may not grow. An empty context is that of the kernel.
 pub(super) fn test_run(
     program: BorrowedFd<'_>,
-    frame: &mut [u8],
+    frame: &mut Vec<u8>,
     context: &mut [u8],
     flags: u32,
 ) -> io::Result<u32> {
@@ -531,5 +531,6 @@ pub(super) fn test_run(
         ..TestRun::default()
     };
     bpf_with_output(BPF_PROG_TEST_RUN, &mut attribute)?;
+    frame.truncate(attribute.data_size_out as usize);
     Ok(attribute.retval)
 }

@@ -51,6 +51,6 @@ pub fn test_run(program: BorrowedFd<'_>, frame: &mut TestFrame) -> io::Result<i3
 
 /// Runs an XDP program over a frame that came in on lo, which it may change. Returns what the
 /// program returned.
-pub fn test_run_xdp(program: BorrowedFd<'_>, frame: &mut [u8]) -> io::Result<u32> {
+pub fn test_run_xdp(program: BorrowedFd<'_>, frame: &mut Vec<u8>) -> io::Result<u32> {
     syscall::test_run(program, frame, &mut [], 0)
 }
