@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, io, net::IpAddr};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
-    address::{AddressAttribute, AddressMessage},
+    address::{AddressAttribute, AddressMessage, AddressScope},
     link::{InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
@@ -114,13 +114,20 @@ impl OwnLink {
 
     /// Adds an address. Succeeds if the link already has it.
     pub fn add(&mut self, address: IpAddr) -> Result<(), KernelError> {
+        self.add_within(address, AddressScope::Universe)
+    }
+
+    /// Adds an address that is valid within a scope. The kernel gives packets that leave on other
+    /// links no source of the scope of a link. Succeeds if the link already has the address.
+    pub(super) fn add_within(&mut self, address: IpAddr, scope: AddressScope) -> Result<(), KernelError> {
         let (flags, exists) = (NLM_F_CREATE | NLM_F_EXCL, libc::EEXIST);
-        self.change("add", address, flags, RouteNetlinkMessage::NewAddress, exists)
+        self.change("add", address, scope, flags, RouteNetlinkMessage::NewAddress, exists)
     }
 
     /// Deletes an address. Succeeds if the link does not have it.
     pub fn delete(&mut self, address: IpAddr) -> Result<(), KernelError> {
-        self.change("delete", address, 0, RouteNetlinkMessage::DelAddress, libc::EADDRNOTAVAIL)
+        let scope = AddressScope::Universe;
+        self.change("delete", address, scope, 0, RouteNetlinkMessage::DelAddress, libc::EADDRNOTAVAIL)
     }
 
     /// Adds or deletes an address. The error number `done` means that nothing has to change.
@@ -128,6 +135,7 @@ impl OwnLink {
         &mut self,
         operation: &'static str,
         address: IpAddr,
+        scope: AddressScope,
         flags: u16,
         message: fn(AddressMessage) -> RouteNetlinkMessage,
         done: i32,
@@ -137,6 +145,7 @@ impl OwnLink {
             IpAddr::V4(_) => (AddressFamily::Inet, 32),
             IpAddr::V6(_) => (AddressFamily::Inet6, 128),
         };
+        body.header.scope = scope;
         body.attributes = vec![AddressAttribute::Local(address), AddressAttribute::Address(address)];
         let changed = match self.index() {
             Some(index) => {

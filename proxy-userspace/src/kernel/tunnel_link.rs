@@ -9,7 +9,7 @@ use std::{
     num::NonZeroU16,
 };
 
-use netlink_packet_route::link::InfoVxlan;
+use netlink_packet_route::{address::AddressScope, link::InfoVxlan};
 
 use super::{KernelError, own_link::OwnLink, sysctl::Sysctl};
 use crate::net::TUNNEL_LINK;
@@ -32,7 +32,7 @@ pub fn set_up(port: NonZeroU16) -> Result<(), KernelError> {
         link.create_vxlan(options(port))?;
     }
     REVERSE_PATH_FILTER.write(LOOSE)?;
-    link.add(DUMMY_ADDRESS)?;
+    link.add_within(DUMMY_ADDRESS, AddressScope::Link)?;
     link.set_up()
 }
 
