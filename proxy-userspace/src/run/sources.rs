@@ -95,12 +95,11 @@ async fn objects(
     }
 }
 
-/// Writes where this node takes packets for direct server return. It never ends.
+/// Writes where this node takes packets for direct server return. If it takes none, writes only to
+/// remove what it announced before. It never ends.
 async fn announce(client: &kube::Client, config: &Config, outputs: &Outputs) {
-    if config.announces_dsr {
-        let wanted = outputs.dsr_announcement.subscribe();
-        watch::announce_dsr(client, &config.model.node_name, Timing::default(), wanted).await;
-    }
+    let wanted = outputs.dsr_announcement.subscribe();
+    watch::announce_dsr(client, &config.model.node_name, Timing::default(), wanted).await;
     std::future::pending::<()>().await;
 }
 

@@ -1,6 +1,9 @@
 //! Reports of a sync: metrics, health and the log.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    net::SocketAddr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use tokio::time::Instant;
 
@@ -63,7 +66,7 @@ impl SyncLoop {
     /// Reports health to load balancers and the kubelet: of all Services, of all but some, or of
     /// one family.
     pub(super) fn report_served(&self) {
-        let Outputs { metrics, health, health_checks, .. } = &self.outputs;
+        let Outputs { metrics, health, health_checks, dsr_announcement, .. } = &self.outputs;
         let snapshot = self.model.snapshot();
         health.set_node(match (snapshot.node.being_deleted, self.node_wait.is_unknown) {
             (true, _) => NodeObject::Deleting,
@@ -77,6 +80,12 @@ impl SyncLoop {
         } else {
             ListenOn::Addresses(snapshot.node.node_port_addresses_of_links().collect())
         };
+        let announcement = self.dsr_announcement();
+        dsr_announcement.send_if_modified(|sent| {
+            let differs = *sent != announcement;
+            *sent = announcement;
+            differs
+        });
         let checks = self.model.health_checks();
         health_checks.send_if_modified(|sent| {
             let differs = sent.checks != *checks || sent.listen_on != listen_on;
@@ -85,6 +94,14 @@ impl SyncLoop {
             }
             differs
         });
+    }
+
+    /// Returns where this node takes packets of the tunnel, if its Node object says something else.
+    fn dsr_announcement(&self) -> Option<Vec<SocketAddr>> {
+        let announced = &self.model.node()?.dsr_addresses;
+        let tunnel = self.model.snapshot().node.tunnel.as_ref();
+        let addresses = tunnel.map_or(&[][..], |tunnel| &tunnel.addresses);
+        (announced != addresses).then(|| addresses.to_vec())
     }
 
     /// Logs a sync with the number of changes it made to the kernel.

@@ -1,6 +1,7 @@
 //! The Node object, and settings that change.
 
 use super::*;
+use crate::net::TUNNEL_LINK;
 
 fn with_pod_cidrs(cidrs: &[&str]) -> Node {
     Node { pod_cidrs: testing::cidrs(cidrs), ..node() }
@@ -98,4 +99,30 @@ async fn the_running_loop_applies_changed_settings() {
     assert_eq!(daemon.calls(), [], "the kernel is compared as often as the new period says");
     tokio::time::sleep(SYNC).await;
     assert_ne!(daemon.calls(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_announces_the_tunnel_until_its_object_says_so_and_takes_it_back() {
+    let daemon = Daemon::synced().await;
+    let announced = || daemon.outputs.dsr_announcement.borrow().clone();
+    assert_eq!(announced(), None, "there is no tunnel, and the Node says none");
+
+    let addresses = vec!["192.0.2.1:4790".parse().unwrap()];
+    let settings = daemon.settings.borrow().clone();
+    let model = ModelSettings { dsr_port: NonZeroU16::new(4_790), ..settings.model.clone() };
+    daemon.settings.send_replace(SyncSettings { model, ..settings.clone() });
+    let mut facts = daemon.facts.borrow().clone().unwrap();
+    facts.links = vec![testing::link(9, TUNNEL_LINK)];
+    daemon.facts.send_replace(Some(facts));
+    tokio::time::sleep(2 * MIN_SYNC).await;
+    assert_eq!(announced(), Some(addresses.clone()));
+
+    let own = Node { dsr_addresses: addresses, ..node() };
+    daemon.send(WatchEvent::Nodes(Delta::Apply(own))).await;
+    tokio::time::sleep(2 * MIN_SYNC).await;
+    assert_eq!(announced(), None, "the Node says so");
+
+    daemon.settings.send_replace(settings);
+    tokio::time::sleep(2 * MIN_SYNC).await;
+    assert_eq!(announced(), Some(Vec::new()), "other nodes must not send packets any more");
 }
