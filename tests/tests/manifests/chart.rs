@@ -113,7 +113,7 @@ fn chart_renders_the_pod_monitor_with_job_and_labels_if_it_is_wanted() {
 fn chart_permits_to_read_pods_only_if_it_is_wanted() {
     let template = fs::read_to_string(deploy().join("chart/shunt/templates/rbac.yaml")).expect("text");
     let roles = |read_pods: bool| {
-        let values = serde_json::json!({"readPods": read_pods});
+        let values = serde_json::json!({"readPods": read_pods, "config": {}});
         let objects = documents(&render(&template, &values));
         objects.into_iter().find(|object| object["kind"] == "ClusterRole").expect("a role")
     };
@@ -121,6 +121,22 @@ fn chart_permits_to_read_pods_only_if_it_is_wanted() {
     let pods = with_pods["rules"].as_array_mut().expect("rules").pop().expect("a rule");
     assert_eq!(pods, serde_json::json!({"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}));
     assert_eq!(with_pods, plain);
+}
+
+#[test]
+fn chart_has_the_rights_for_direct_server_return_only_if_it_is_on() {
+    let template = fs::read_to_string(deploy().join("chart/shunt/templates/rbac.yaml")).expect("text");
+    let objects = |shunt: Value| {
+        let values = serde_json::json!({"readPods": false, "config": {"shunt": shunt}});
+        documents(&render(&template, &values))
+    };
+    let without = objects(Value::Null);
+    for off in [serde_json::json!({"dsr": {"enabled": false}}), serde_json::json!({"dsr": null})] {
+        assert_eq!(objects(off), without);
+    }
+    let component = fs::read_to_string(deploy().join("components/dsr/rbac.yaml")).expect("text");
+    let all = [without, documents(&component)].concat();
+    assert_eq!(objects(serde_json::json!({"dsr": {"enabled": true}})), all);
 }
 
 /// Parses the file in the `ConfigMap`, so that its comments are ignored.

@@ -58,6 +58,18 @@ fn overlay_names_files_that_exist_and_the_image_of_the_base() {
 }
 
 #[test]
+fn component_for_direct_server_return_names_its_file() {
+    let folder = deploy().join("components/dsr");
+    let component = kustomization(&folder);
+    assert_eq!(component["kind"], "Component");
+    assert_eq!(texts(&component["resources"], |item| item), ["rbac.yaml"]);
+    let Some(built) = build(&folder) else { return };
+    let written = documents(&fs::read_to_string(folder.join("rbac.yaml")).expect("text"));
+    assert_eq!(built.len(), written.len());
+    assert!(built.iter().all(|object| written.contains(object)));
+}
+
+#[test]
 fn configuration_of_the_overlay_is_accepted_without_warning() {
     let flags = Flags::parse(["shunt", "--config", "unread"]).expect("flags");
     let file = Some(ConfigFile::read(example().join("config.conf")).expect("the file"));

@@ -2,6 +2,7 @@
 //! and commands of the pages.
 
 mod chart;
+mod direct_return;
 mod golden;
 mod kustomize;
 mod render;
@@ -9,6 +10,7 @@ mod render;
 use std::{fs, net::IpAddr, path::Path};
 
 use k8s_openapi::api::{
+    admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding},
     apps::v1::DaemonSet,
     core::v1::{ConfigMap, Container, Pod, PodSpec, ServiceAccount, VolumeMount},
     rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule},
@@ -109,6 +111,8 @@ fn has_known_fields(object: &Value) -> bool {
         "ServiceAccount" => check::<ServiceAccount>(object),
         "ClusterRole" => check::<ClusterRole>(object),
         "ClusterRoleBinding" => check::<ClusterRoleBinding>(object),
+        "ValidatingAdmissionPolicy" => check::<ValidatingAdmissionPolicy>(object),
+        "ValidatingAdmissionPolicyBinding" => check::<ValidatingAdmissionPolicyBinding>(object),
         _ => return false,
     }
     true

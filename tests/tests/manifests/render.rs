@@ -33,7 +33,8 @@ pub(crate) fn helm(arguments: &[&str], values: &Value) -> Option<String> {
 /// Renders a template as `helm template shunt --namespace kube-system` does. Supports what the
 /// chart uses: `.Values`, `.Release`, `VALUE | default TEXT`,
 /// `toYaml VALUE | indent N`, and `with VALUE` on a line of its
-/// own. Within that, paths begin with `$`. Anything else in braces is an error.
+/// own. Within that, paths begin with `$`. Parts of a path in parentheses may be missing. Anything
+/// else in braces is an error.
 pub(crate) fn render(template: &str, values: &Value) -> String {
     // The first block that ends has no other one in it.
     if let Some((before, after)) = template.split_once("\n{{- end }}") {
@@ -82,12 +83,12 @@ fn action_value(action: &str, values: &Value) -> String {
 }
 
 fn lookup(path: &str, values: &Value) -> Value {
-    let path = path.strip_prefix('$').unwrap_or(path);
+    let path = path.strip_prefix('$').unwrap_or(path).replace(['(', ')'], "");
     if path == ".Release.Namespace" {
         return "kube-system".into();
     }
     let path = path.strip_prefix(".Values.").unwrap_or_else(|| panic!("{path}: not known here"));
-    let (name, rest) = path.split_once('.').unwrap_or((path, ""));
+    let (name, rest) = path.split_once('.').unwrap_or((&*path, ""));
     let value = values.get(name).unwrap_or_else(|| panic!("{path} has no value"));
     // A map may be empty: then all its values are.
     rest.split('.').filter(|name| !name.is_empty()).fold(value, |value, name| &value[name]).clone()

@@ -114,7 +114,7 @@ impl Report {
             return;
         }
         let hint = match error.class {
-            FailureClass::Forbidden => "; the ClusterRole shunt needs the verb patch on nodes",
+            FailureClass::Forbidden => "; the ServiceAccount of shunt needs the ClusterRole shunt-dsr",
             _ => "",
         };
         warn!(
@@ -268,7 +268,8 @@ mod tests {
         let text = io::read_to_string(log).expect("text");
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 4, "{text}");
-        for (line, part) in lines.iter().zip(["needs the verb patch on nodes", "(500)", "(403)", "wrote the"])
+        for (line, part) in
+            lines.iter().zip(["needs the ClusterRole shunt-dsr", "(500)", "(403)", "wrote the"])
         {
             assert!(line.contains(part), "{line}");
         }
