@@ -88,7 +88,7 @@ fn lookup(path: &str, values: &Value) -> Value {
         return "kube-system".into();
     }
     let path = path.strip_prefix(".Values.").unwrap_or_else(|| panic!("{path}: not known here"));
-    let (name, rest) = path.split_once('.').unwrap_or((&*path, ""));
+    let (name, rest) = path.split_once('.').unwrap_or((path, ""));
     let value = values.get(name).unwrap_or_else(|| panic!("{path} has no value"));
     // A map may be empty: then all its values are.
     rest.split('.').filter(|name| !name.is_empty()).fold(value, |value, name| &value[name]).clone()

@@ -105,8 +105,10 @@ impl Report {
     fn tried(&mut self, addresses: &[SocketAddr], failure: Option<&Failure>) {
         let Some(error) = failure else {
             self.failing = None;
-            let addresses = text(addresses);
-            info!(addresses, "wrote the annotation {DSR_ANNOTATION} of this Node");
+            match text(addresses) {
+                none if none.is_empty() => info!("removed the annotation {DSR_ANNOTATION} of this Node"),
+                addresses => info!(addresses, "wrote the annotation {DSR_ANNOTATION} of this Node"),
+            }
             return;
         };
         if self.failing.replace(error.class) == Some(error.class) {
@@ -117,10 +119,14 @@ impl Report {
             FailureClass::Forbidden => "; the ServiceAccount of shunt needs the ClusterRole shunt-dsr",
             _ => "",
         };
+        let consequence = if addresses.is_empty() {
+            "this node takes no packets of the tunnel for direct server return, but others may send it some"
+        } else {
+            "other nodes do not know where this one takes packets of the tunnel for direct server return"
+        };
         warn!(
             %error,
-            "cannot write the annotation {DSR_ANNOTATION} of this Node, so other nodes do not know where it takes \
-             packets of the tunnel for direct server return{hint}; shunt tries again"
+            "cannot write the annotation {DSR_ANNOTATION} of this Node: {consequence}{hint}; shunt tries again"
         );
     }
 }
