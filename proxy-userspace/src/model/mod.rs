@@ -42,7 +42,7 @@ pub use settings::*;
 pub use sloppy::{parse_cidr_sloppy, parse_ip_sloppy};
 pub use snapshot::*;
 pub use state::Model;
-pub use tunnel::TunnelView;
+pub use tunnel::{TunnelView, is_tunnel_address};
 
 pub use crate::net::{
     Device, DirectScope, IpFamily, Link, LinkAddress, LinkHeader, LinkPath, MacAddress, NodeFacts, PortRange,

@@ -84,17 +84,19 @@ impl Model {
         Self { services: ServiceChangeTracker::new(&settings), settings, ..Self::default() }
     }
 
-    /// Applies an event. [`Self::resolve`] resolves it later.
-    pub fn apply(&mut self, event: WatchEvent) {
+    /// Applies an event. [`Self::resolve`] resolves it later. Returns false if it changes nothing for
+    /// this node: every node has a heartbeat.
+    pub fn apply(&mut self, event: WatchEvent) -> bool {
         match event {
+            WatchEvent::Nodes(delta) => return self.apply_node(delta),
             WatchEvent::Services(delta) => {
                 self.listed.services |= matches!(delta, Delta::Replace(_));
                 self.services.update(delta, &mut self.strings);
             }
             WatchEvent::EndpointSlices(delta) => self.slices.update(delta, &mut self.strings),
-            WatchEvent::Nodes(delta) => self.apply_node(delta),
             WatchEvent::ServiceCidrs(delta) => self.apply_service_cidrs(delta),
         }
+        true
     }
 
     /// Sets the kernel's facts about this node.
@@ -205,13 +207,17 @@ impl Model {
         self.slices.checkout_trigger_times()
     }
 
-    fn apply_node(&mut self, delta: Delta<Node>) {
-        if self.other_nodes.apply(&delta, &self.settings.node_name) {
-            self.pending.node = true;
-            self.pending.dsr_services = true;
-        }
+    fn apply_node(&mut self, delta: Delta<Node>) -> bool {
+        let is_of_others = match &delta {
+            Delta::Apply(node) => *node.name != *self.settings.node_name,
+            Delta::Delete(name) => *name.name != *self.settings.node_name,
+            Delta::Replace(_) => false,
+        };
+        let differs = self.other_nodes.apply(&delta, &self.settings.node_name);
+        self.pending.node |= differs;
+        self.pending.dsr_services |= differs;
         match delta {
-            Delta::Apply(node) if *node.name == *self.settings.node_name => self.set_node(node),
+            Delta::Apply(node) if !is_of_others => self.set_node(node),
             // As upstream, the last known facts of a deleted Node stay. The kubelet may create it
             // again, and node ports stay on the same addresses meanwhile.
             Delta::Apply(_) | Delta::Delete(_) => {}
@@ -222,6 +228,7 @@ impl Model {
                 }
             }
         }
+        differs || !is_of_others
     }
 
     fn apply_service_cidrs(&mut self, delta: Delta<ServiceCidr>) {

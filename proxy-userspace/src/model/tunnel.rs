@@ -50,9 +50,23 @@ impl TunnelView {
             link,
             mtu: mtu.unwrap_or(ETHERNET_MTU),
             nodes: nodes.with_port(port),
-            addresses: primary.values().map(|address| SocketAddr::new(*address, port)).collect(),
+            addresses: primary
+                .values()
+                .filter(|address| is_tunnel_address(**address))
+                .map(|address| SocketAddr::new(*address, port))
+                .collect(),
         })
     }
+}
+
+/// Returns true for an address at which other nodes can reach one node. Packets for it must not stay
+/// on the node that sends them, go to a group of nodes, or depend on a link.
+pub fn is_tunnel_address(address: IpAddr) -> bool {
+    let is_only_on_link = match address {
+        IpAddr::V4(address) => address.is_broadcast(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    !(is_only_on_link || address.is_unspecified() || address.is_loopback() || address.is_multicast())
 }
 
 /// The other nodes that take packets of the tunnel.
@@ -216,6 +230,25 @@ mod tests {
         model.apply(WatchEvent::Nodes(Delta::Delete(NamespacedName::from(node("n2").name))));
         model.resolve();
         assert_eq!(nodes_of(&model), []);
+    }
+
+    #[test]
+    fn heartbeats_of_other_nodes_change_nothing() {
+        let other = || dsr_node("n2", &["192.168.57.12:4790"]);
+        let mut model = model(Some(4_790), vec![node(THIS_NODE), other()]);
+        let mut apply = |node| model.apply(WatchEvent::Nodes(Delta::Apply(node)));
+        assert!(!apply(Node { being_deleted: true, ..other() }));
+        assert!(!apply(node("n4")));
+        assert!(apply(dsr_node("n4", &["192.168.57.14:4790"])));
+        assert!(apply(node(THIS_NODE)), "the Node of this node says more than where it is");
+    }
+
+    #[test]
+    fn addresses_that_others_cannot_reach_are_not_announced() {
+        for address in ["127.0.0.1", "::1", "0.0.0.0", "255.255.255.255", "224.0.0.1", "fe80::1"] {
+            assert!(!is_tunnel_address(ip(address)), "{address}");
+        }
+        assert!(is_tunnel_address(ip("192.0.2.1")) && is_tunnel_address(ip("2001:db8::1")));
     }
 
     #[test]

@@ -306,8 +306,9 @@ impl SyncLoop {
         if let Some(kind) = kind {
             self.outputs.metrics.event_received(kind);
         }
-        self.model.apply(event);
-        self.queue();
+        if self.model.apply(event) {
+            self.queue();
+        }
     }
 
     fn take_facts(&mut self, facts: &mut watch::Receiver<Option<NodeFacts>>) {

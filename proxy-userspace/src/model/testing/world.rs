@@ -61,7 +61,9 @@ impl World {
     /// Returns a resolved model of these objects.
     pub fn model(&self, settings: &ModelSettings, facts: &NodeFacts) -> Model {
         let mut model = Model::new(settings.clone());
-        self.lists().into_iter().for_each(|list| model.apply(list));
+        for list in self.lists() {
+            model.apply(list);
+        }
         model.set_node_facts(facts.clone());
         model.resolve();
         model

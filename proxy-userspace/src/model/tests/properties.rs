@@ -123,7 +123,9 @@ proptest! {
         }
         if !listed_first {
             model.set_node_facts(facts.clone());
-            world.lists().into_iter().for_each(|list| model.apply(list));
+            for list in world.lists() {
+                model.apply(list);
+            }
         }
         model.resolve();
         assert_same(&model, &world.model(&settings, &facts));
@@ -150,7 +152,9 @@ proptest! {
         if resolve_between {
             model.resolve();
         }
-        inverses.into_iter().rev().for_each(|event| model.apply(event));
+        for event in inverses.into_iter().rev() {
+            model.apply(event);
+        }
         let dirty = model.resolve();
         prop_assert!(resolve_between || dirty.is_empty(), "{:?}", dirty);
         assert_same(&model, &start);

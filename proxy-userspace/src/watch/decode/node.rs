@@ -7,7 +7,7 @@ use super::{
     Problems, parse,
     raw::{RawNode, RawNodeAddress},
 };
-use crate::model::{IpFamily, NamespacedName, Node, NodeAddressType};
+use crate::model::{IpFamily, NamespacedName, Node, NodeAddressType, is_tunnel_address};
 
 /// The annotation with which a node announces where it takes packets of the tunnel for direct server
 /// return.
@@ -74,16 +74,10 @@ fn dsr_addresses(value: Option<&str>, problems: &mut Problems) -> Vec<SocketAddr
     addresses
 }
 
-/// Decodes one address of a tunnel's end. Packets for another node must not stay on this one, go to a
-/// group of nodes, or depend on a link.
+/// Decodes one address of a tunnel's end.
 fn dsr_address(entry: &str) -> Option<SocketAddr> {
     let written: SocketAddr = entry.parse().ok()?;
     // IPv4-mapped IPv6 becomes IPv4, as in other fields.
     let (ip, port) = (written.ip().to_canonical(), written.port());
-    let is_only_on_link = match ip {
-        IpAddr::V4(ip) => ip.is_broadcast(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    };
-    let is_of_one_node = !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast());
-    (is_of_one_node && !is_only_on_link && port != 0).then(|| SocketAddr::new(ip, port))
+    (is_tunnel_address(ip) && port != 0).then(|| SocketAddr::new(ip, port))
 }
