@@ -83,6 +83,7 @@ const EBPF_AND_IPTABLES: &[Mode] = &[Mode::Ebpf, Mode::Iptables];
 
 const NOT_NEGATIVE: Kind = Kind::Integer { min: 0, max: i32::MAX as i64 };
 const BIT: Kind = Kind::Integer { min: 0, max: 31 };
+const PORT: Kind = Kind::Integer { min: 1, max: u16::MAX as i64 };
 /// 2^26 entries need more memory than a node has.
 const MAP_SIZE: Kind = Kind::Integer { min: 16, max: 1 << 26 };
 /// The sizes of Maglev tables; not every number between them is one.
@@ -181,6 +182,8 @@ const FIELDS: &[Field] = &[
     field_of("shunt.links.masqueradePorts", Kind::Text).default("1024-29999").only_in(EBPF),
     field_of("shunt.links.maglev", Kind::Bool).default("false").only_in(EBPF),
     field_of("shunt.links.maglevTableSize", TABLE_SIZE).default("16381").only_in(EBPF),
+    field_of("shunt.dsr.enabled", Kind::Bool).default("false").only_in(EBPF),
+    field_of("shunt.dsr.port", PORT).default("4790").only_in(EBPF),
     field_of("shunt.sockets.scope", Kind::OneOf(SocketsScope::NAMES)).default("auto").only_in(EBPF),
     field_of("shunt.ebpf.cgroupRoot", Kind::Text),
     field_of("shunt.ebpf.pinDir", Kind::Text).default(bpf::DEFAULT_PIN_DIR),

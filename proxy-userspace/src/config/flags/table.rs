@@ -121,6 +121,10 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
         .help("Clients from outside get the same endpoint at every node, by a Maglev table, for all Services without the annotation shunt.dev/balance"),
     always(EBPF, "links-maglev-table-size", "shunt.links.maglevTableSize", "PRIME")
         .help("Entries of a Maglev table; a Service with more endpoints than a hundredth of them gets a larger one"),
+    always(EBPF, "dsr-enabled", "shunt.dsr.enabled", SWITCH)
+        .help("Serve Services with the annotation shunt.dev/forwarding: dsr by direct server return: the node that a client reaches sends its packets through a tunnel to the endpoint's node, which answers the client itself. Each node that takes such packets announces it in the annotation shunt.dev/dsr of its Node object"),
+    always(EBPF, "dsr-port", "shunt.dsr.port", "PORT")
+        .help("UDP port of the tunnel between nodes for direct server return (VXLAN-GPE)"),
     always(EBPF, "sockets-scope", "shunt.sockets.scope", "auto|all|node")
         .help("Whose sockets are served: all; those of the node's network namespace (node); or all but those of pods that redirect their own packets, such as pods of a service mesh (auto). All others are served on links"),
     always(EBPF, "cgroup-root", "shunt.ebpf.cgroupRoot", "PATH")

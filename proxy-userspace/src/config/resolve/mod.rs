@@ -7,6 +7,7 @@ pub use self::logging::filter_at as log_filter_at;
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    num::NonZeroU16,
     path::PathBuf,
     sync::Arc,
     time::Duration,
@@ -143,7 +144,7 @@ fn model(
         masquerade_ports: masquerade_ports(settings).filter(|_| mode == Mode::Ebpf),
         masquerades_with_direct_path: masquerades_with_direct_path(settings),
         xdp: xdp(settings),
-        dsr_port: None,
+        dsr_port: dsr_port(settings).filter(|_| mode == Mode::Ebpf),
         balance: if settings.is_true("shunt.links.maglev") { Balance::Maglev } else { Balance::Random },
         interfaces: InterfaceGlobs {
             only: settings.globs("shunt.ebpf.interfaces"),
@@ -424,6 +425,11 @@ fn xdp(settings: &Settings) -> XdpPolicy {
         Some(LinksXdp::Generic) => XdpPolicy::Generic,
         Some(LinksXdp::Native) => XdpPolicy::Native,
     }
+}
+
+/// Returns the port of the tunnel for direct server return, if it is on.
+fn dsr_port(settings: &Settings) -> Option<NonZeroU16> {
+    NonZeroU16::new(settings.integer("shunt.dsr.port")).filter(|_| settings.is_true("shunt.dsr.enabled"))
 }
 
 /// Returns the smallest number of entries of a Maglev table.

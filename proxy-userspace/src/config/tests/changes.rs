@@ -46,6 +46,8 @@ fn other_settings_need_a_restart() {
     assert_eq!(change.restart, ["mode", "clusterCIDR"]);
     // The default of the latter differs between the modes.
     assert_eq!(change.in_place, ["logging.verbosity", "iptables.minSyncPeriod"]);
+    let dsr = between("mode: ebpf\n", "mode: ebpf\nshunt: {dsr: {enabled: true, port: 4791}}\n");
+    assert_eq!(dsr.restart, ["shunt.dsr.enabled", "shunt.dsr.port"]);
     let shrinks = between("", "shunt: {ebpf: {mapSizes: {services: 64}}}\n");
     assert_eq!((shrinks.restart, shrinks.maps_grow), (vec!["shunt.ebpf.mapSizes.services"], false));
 }

@@ -1,6 +1,6 @@
 //! Whole files: those of distributions, one with every field, and forty invalid ones.
 
-use std::{fs, path::Path};
+use std::{fs, num::NonZeroU16, path::Path};
 
 use super::*;
 use crate::config::schema;
@@ -88,4 +88,19 @@ fn an_invalid_file_is_rejected_with_field_value_and_rule() {
         settings.set_omit_expression(true);
         settings.bind(|| insta::assert_snapshot!(name, said));
     }
+}
+
+#[test]
+fn the_port_of_the_tunnel_is_set_only_in_the_ebpf_mode_with_dsr() {
+    let port = |mode: &str, settings: &str| {
+        let config = load(&format!("{HEAD}mode: {mode}\nshunt: {{dsr: {settings}}}\n"), &[]);
+        (config.model.dsr_port.map(NonZeroU16::get), config.ineffective.len())
+    };
+    assert_eq!(port("ebpf", "{}"), (None, 0));
+    assert_eq!(port("ebpf", "{port: 4791}"), (None, 0));
+    assert_eq!(port("ebpf", "{enabled: true}"), (Some(4790), 0));
+    assert_eq!(port("auto", "{enabled: true, port: 4791}"), (Some(4791), 0));
+    assert_eq!(port("nftables", "{enabled: true, port: 4791}"), (None, 2));
+    let by_flags = load_with(None, &["--dsr-enabled", "--dsr-port=4792"], &environment()).unwrap();
+    assert_eq!(by_flags.model.dsr_port.map(NonZeroU16::get), Some(4792));
 }
