@@ -61,7 +61,14 @@ fn index() -> Option<u32> {
 }
 
 fn new_link(port: NonZeroU16) -> LinkMessage {
-    let options = vec![InfoVxlan::CollectMetadata(true), InfoVxlan::Gpe, InfoVxlan::Port(port.get())];
+    // The kernel accepts no GPE with addresses that it learns.
+    let options = vec![
+        InfoVxlan::Id(0),
+        InfoVxlan::Learning(false),
+        InfoVxlan::CollectMetadata(true),
+        InfoVxlan::Gpe,
+        InfoVxlan::Port(port.get()),
+    ];
     let mut message = LinkMessage::default();
     message.attributes = vec![
         LinkAttribute::IfName(TUNNEL_LINK.into()),

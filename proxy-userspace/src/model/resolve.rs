@@ -75,7 +75,7 @@ impl Resolver<'_> {
     ) -> ResolvedPort {
         let mut resolved = service_port::resolve(service, port, key.family, &self.defaults);
         set_endpoint_lists(&mut resolved, endpoints, self.node);
-        self.other_nodes.set_endpoints(&mut resolved, endpoints, key.family);
+        self.other_nodes.set_endpoints(&mut resolved, endpoints, key.family, self.defaults.dsr_port);
         if key.name.protocol == Protocol::Udp {
             // Upstream's `CleanStaleEntries` (`pkg/proxy/conntrack/cleanup.go`) checks only
             // `serving`. With publishNotReadyAddresses, a ready endpoint can take traffic without

@@ -119,6 +119,7 @@ impl Model {
             return;
         }
         self.pending.node = true;
+        self.pending.dsr_services |= settings.dsr_port != self.settings.dsr_port;
         if settings.node_name != self.settings.node_name {
             self.pending.all_services = true;
             self.node = None;
@@ -204,8 +205,7 @@ impl Model {
     }
 
     fn apply_node(&mut self, delta: Delta<Node>) {
-        let ModelSettings { node_name, dsr_port, .. } = &self.settings;
-        if self.other_nodes.apply(&delta, node_name, *dsr_port) {
+        if self.other_nodes.apply(&delta, &self.settings.node_name) {
             self.pending.node = true;
             self.pending.dsr_services = true;
         }

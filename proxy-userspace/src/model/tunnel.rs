@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Delta, Forwarding, IpFamily, NamespacedName, Node, NodeFacts, ResolvedEndpoint, ResolvedPort,
+    Delta, Forwarding, IpFamily, LinkPath, NamespacedName, Node, NodeFacts, ResolvedEndpoint, ResolvedPort,
     TrafficPolicy, endpoint_slice_cache::EndpointInfo,
 };
 use crate::net::TUNNEL_LINK;
@@ -30,14 +30,15 @@ pub struct TunnelView {
 const ETHERNET_MTU: u32 = 1_500;
 
 impl TunnelView {
-    /// Resolves the tunnel, if its link exists. `primary` are the addresses of this node.
+    /// Resolves the tunnel, if its link exists. `primary` are the addresses of this node. Netfilter
+    /// does not translate packets that come through it.
     pub(super) fn resolve(
         port: Option<NonZeroU16>,
         facts: &NodeFacts,
         primary: &BTreeMap<IpFamily, IpAddr>,
         nodes: &OtherNodes,
     ) -> Option<Self> {
-        let port = port?.get();
+        let port = port.filter(|_| !matches!(facts.link_path, LinkPath::Netfilter { .. }))?.get();
         let link = facts.links.iter().find(|link| &*link.name == TUNNEL_LINK)?.index;
         let links_of = |address: &IpAddr| {
             let address = *address;
@@ -48,7 +49,7 @@ impl TunnelView {
         Some(Self {
             link,
             mtu: mtu.unwrap_or(ETHERNET_MTU),
-            nodes: nodes.addresses.values().flatten().copied().collect(),
+            nodes: nodes.with_port(port),
             addresses: primary.values().map(|address| SocketAddr::new(*address, port)).collect(),
         })
     }
@@ -57,46 +58,47 @@ impl TunnelView {
 /// The other nodes that take packets of the tunnel.
 #[derive(Debug, Default)]
 pub(super) struct OtherNodes {
-    /// The addresses of each node, at most one of each family.
-    addresses: BTreeMap<Box<str>, Vec<IpAddr>>,
+    /// Where each node takes them.
+    addresses: BTreeMap<Box<str>, Vec<SocketAddr>>,
 }
 
 impl OtherNodes {
-    /// Applies a change of Nodes. Returns true if an address differs. Nodes with another port of
-    /// the tunnel than this one do not understand it.
-    pub(super) fn apply(&mut self, delta: &Delta<Node>, this: &str, port: Option<NonZeroU16>) -> bool {
+    /// Applies a change of Nodes. `this` is the name of this node. Returns true if an address
+    /// differs.
+    pub(super) fn apply(&mut self, delta: &Delta<Node>, this: &str) -> bool {
         match delta {
-            Delta::Apply(node) => self.set(node, this, port),
+            Delta::Apply(node) => self.set(node, this),
             Delta::Delete(NamespacedName { name, .. }) => self.addresses.remove(&**name).is_some(),
             Delta::Replace(nodes) => {
                 let listed: BTreeSet<&str> = nodes.iter().map(|node| &*node.name).collect();
                 let before = self.addresses.len();
                 self.addresses.retain(|name, _| listed.contains(&**name));
                 let is_removed = self.addresses.len() != before;
-                nodes.iter().fold(is_removed, |differs, node| self.set(node, this, port) || differs)
+                nodes.iter().fold(is_removed, |differs, node| self.set(node, this) || differs)
             }
         }
     }
 
-    fn set(&mut self, node: &Node, this: &str, port: Option<NonZeroU16>) -> bool {
-        let has_port = |address: &&SocketAddr| Some(address.port()) == port.map(NonZeroU16::get);
-        let addresses: Vec<IpAddr> = match &*node.name == this {
-            true => Vec::new(),
-            false => node.dsr_addresses.iter().filter(has_port).map(SocketAddr::ip).collect(),
-        };
-        if addresses.is_empty() {
+    fn set(&mut self, node: &Node, this: &str) -> bool {
+        if &*node.name == this || node.dsr_addresses.is_empty() {
             return self.addresses.remove(&*node.name).is_some();
         }
-        let differs = self.addresses.get(&*node.name) != Some(&addresses);
-        self.addresses.insert((*node.name).into(), addresses);
+        let differs = self.addresses.get(&*node.name) != Some(&node.dsr_addresses);
+        self.addresses.insert((*node.name).into(), node.dsr_addresses.clone());
         differs
     }
 
-    /// Returns the address of a node, of this family if it has one.
-    fn address(&self, node: &str, family: IpFamily) -> Option<IpAddr> {
+    /// Returns the addresses of all nodes with this port. Nodes with another port of the tunnel do
+    /// not understand this one.
+    fn with_port(&self, port: u16) -> BTreeSet<IpAddr> {
+        self.addresses.values().flat_map(|addresses| of_port(addresses, port)).collect()
+    }
+
+    /// Returns the address of a node with this port, of this family if it has one.
+    fn address(&self, node: &str, port: u16, family: IpFamily) -> Option<IpAddr> {
         let addresses = self.addresses.get(node)?;
-        let of_family = addresses.iter().find(|address| IpFamily::of(**address) == family);
-        of_family.or(addresses.first()).copied()
+        let of_family = of_port(addresses, port).find(|address| IpFamily::of(*address) == family);
+        of_family.or_else(|| of_port(addresses, port).next())
     }
 
     /// Sets the nodes of a service port's endpoints. `endpoints` are sorted by address.
@@ -105,19 +107,23 @@ impl OtherNodes {
         port: &mut ResolvedPort,
         endpoints: &[EndpointInfo<'_>],
         family: IpFamily,
+        tunnel_port: Option<NonZeroU16>,
     ) {
-        if port.forwarding != Forwarding::Dsr {
-            return;
-        }
+        let Some(tunnel_port) = tunnel_port.filter(|_| port.forwarding == Forwarding::Dsr) else { return };
         let node_of = |endpoint: &ResolvedEndpoint| {
             let at = endpoints.binary_search_by_key(&endpoint.address, |info| info.address).ok()?;
             let info = endpoints.get(at)?;
-            let node = self.address(info.endpoint.placement.node_name.as_deref()?, family)?;
+            let node =
+                self.address(info.endpoint.placement.node_name.as_deref()?, tunnel_port.get(), family)?;
             Some((endpoint.address.ip(), node))
         };
         let remote = port.cluster_endpoints.iter().filter(|endpoint| !endpoint.is_local);
         port.dsr_nodes = remote.filter_map(node_of).collect();
     }
+}
+
+fn of_port(addresses: &[SocketAddr], port: u16) -> impl Iterator<Item = IpAddr> {
+    addresses.iter().filter(move |address| address.port() == port).map(SocketAddr::ip)
 }
 
 /// Returns how packets of clients outside reach endpoints on other nodes. Direct server return is
@@ -130,4 +136,95 @@ pub(super) fn forwarding(
 ) -> Forwarding {
     let is_possible = port.is_some() && is_external && external_policy == TrafficPolicy::Cluster;
     if is_possible { wanted } else { Forwarding::Nat }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{
+        Forwarding, Model, ModelSettings, Node, Service, ServiceType, WatchEvent,
+        testing::{
+            THIS_NODE, endpoint, facts, ip, key, link, node, port_number, service, service_port, settings,
+            slice,
+        },
+    };
+
+    fn dsr_node(name: &str, addresses: &[&str]) -> Node {
+        let dsr_addresses = addresses.iter().map(|address| address.parse().expect("an address")).collect();
+        Node { dsr_addresses, ..node(name) }
+    }
+
+    fn web() -> Service {
+        let mut web = service("a/web", "10.96.0.1");
+        web.service_type = ServiceType::NodePort;
+        web.ports = vec![service_port("", crate::model::Protocol::Tcp, 80)];
+        web.ports[0].node_port = Some(port_number(30_080));
+        Service { forwarding: Forwarding::Dsr, ..web }
+    }
+
+    /// Returns a model of a Service with endpoints on three nodes.
+    fn model(port: Option<u16>, nodes: Vec<Node>) -> Model {
+        let settings = ModelSettings { dsr_port: port.map(port_number), ..settings() };
+        let mut model = Model::new(settings);
+        let endpoints = vec![
+            endpoint("10.244.1.1").on(THIS_NODE),
+            endpoint("10.244.2.1").on("n2"),
+            endpoint("10.244.3.1").on("n3"),
+        ];
+        model.apply(WatchEvent::Services(Delta::Replace(vec![web()])));
+        model.apply(WatchEvent::EndpointSlices(Delta::Replace(vec![slice("a/s", "web", endpoints)])));
+        model.apply(WatchEvent::Nodes(Delta::Replace(nodes)));
+        let mut facts = facts(&[("eth0", "192.168.57.11/24")]);
+        facts.links = vec![link(2, "eth0"), link(9, TUNNEL_LINK)];
+        model.set_node_facts(facts);
+        model.resolve();
+        model
+    }
+
+    fn nodes_of(model: &Model) -> Vec<(IpAddr, IpAddr)> {
+        let port = &model.snapshot().ports[&key("a/web", "")];
+        port.dsr_nodes.iter().map(|(endpoint, node)| (*endpoint, *node)).collect()
+    }
+
+    #[test]
+    fn endpoints_on_nodes_that_announce_the_same_port_are_behind_the_tunnel() {
+        let nodes = || {
+            vec![
+                dsr_node(THIS_NODE, &["192.168.57.11:4790"]),
+                dsr_node("n2", &["192.168.57.12:4790", "[fd57::12]:4790"]),
+                dsr_node("n3", &["192.168.57.13:4791"]),
+            ]
+        };
+        let model_with = |port| model(port, nodes());
+        assert_eq!(nodes_of(&model_with(Some(4_790))), [(ip("10.244.2.1"), ip("192.168.57.12"))]);
+        assert_eq!(nodes_of(&model_with(Some(4_791))), [(ip("10.244.3.1"), ip("192.168.57.13"))]);
+        assert_eq!(nodes_of(&model_with(None)), []);
+        let tunnel = model_with(Some(4_790)).snapshot().node.tunnel.clone().expect("a tunnel");
+        assert_eq!((tunnel.link, tunnel.mtu), (9, 1_500));
+        assert_eq!(tunnel.nodes, BTreeSet::from([ip("192.168.57.12"), ip("fd57::12")]));
+        assert_eq!(tunnel.addresses, ["192.168.57.11:4790".parse().expect("an address")]);
+    }
+
+    #[test]
+    fn services_follow_nodes_that_begin_and_end_to_take_packets() {
+        let mut model = model(Some(4_790), vec![node(THIS_NODE), node("n2")]);
+        assert_eq!(nodes_of(&model), []);
+        model.apply(WatchEvent::Nodes(Delta::Apply(dsr_node("n2", &["[fd57::12]:4790"]))));
+        let dirty = model.resolve();
+        assert_eq!(nodes_of(&model), [(ip("10.244.2.1"), ip("fd57::12"))], "the other family serves too");
+        assert!(dirty.node && dirty.ports.contains(&key("a/web", "")));
+        model.apply(WatchEvent::Nodes(Delta::Delete(NamespacedName::from(node("n2").name))));
+        model.resolve();
+        assert_eq!(nodes_of(&model), []);
+    }
+
+    #[test]
+    fn service_with_policy_local_or_without_external_addresses_needs_no_tunnel() {
+        let wanted =
+            |policy, is_external| forwarding(Forwarding::Dsr, Some(port_number(4_790)), policy, is_external);
+        assert_eq!(wanted(TrafficPolicy::Cluster, true), Forwarding::Dsr);
+        assert_eq!(wanted(TrafficPolicy::Local, true), Forwarding::Nat);
+        assert_eq!(wanted(TrafficPolicy::Cluster, false), Forwarding::Nat);
+        assert_eq!(forwarding(Forwarding::Dsr, None, TrafficPolicy::Cluster, true), Forwarding::Nat);
+    }
 }

@@ -68,6 +68,7 @@ use super::{
     MapFill, lock,
 };
 use crate::{
+    causes::with_causes,
     kernel::{
         KernelError,
         bpf::{self, LogLevel, Object, PinDir, Recording},
@@ -126,7 +127,7 @@ impl EbpfSettings {
         };
         if let Err(error) = result {
             tracing::warn!(
-                error = &error as &dyn std::error::Error,
+                error = with_causes(&error),
                 "cannot set up the tunnel for direct server return: packets to other nodes are masqueraded"
             );
         }

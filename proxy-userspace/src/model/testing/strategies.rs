@@ -15,7 +15,7 @@ use crate::{
         PortRange, Protocol, Service, ServicePort, ServiceType, SessionAffinity, SliceEndpoint, SlicePort,
         Snapshot, SocketScope, SourceAddress, TrafficPolicy, UnixNanos, WatchEvent, XdpPolicy,
     },
-    net::{DirectScope, NetnsCookie},
+    net::{DirectScope, NetnsCookie, TUNNEL_LINK},
 };
 
 const CLUSTER_IPS: [&str; 6] =
@@ -95,11 +95,11 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
         1 => node_ranges().prop_map(|cidrs| NodePortAddresses::Primary { cidrs }),
         1 => node_ranges().prop_map(NodePortAddresses::Cidrs),
     ];
-    (detect_local, node_port_addresses, any::<[bool; 6]>(), interface_globs()).prop_map(
+    (detect_local, node_port_addresses, any::<[bool; 7]>(), interface_globs()).prop_map(
         |(
             detect_local,
             node_port_addresses,
-            [masquerade_all, leaves, masquerades, with_direct_path, loopback, xdp],
+            [masquerade_all, leaves, masquerades, with_direct_path, loopback, xdp, dsr],
             interfaces,
         )| {
             ModelSettings {
@@ -116,7 +116,7 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
                 leaves_cluster_ips_of_links: leaves,
                 balance: Balance::Random,
                 xdp: if xdp { XdpPolicy::Generic } else { XdpPolicy::Off },
-                dsr_port: None,
+                dsr_port: dsr.then_some(port_number(4_790)),
                 interfaces,
             }
         },
@@ -182,7 +182,7 @@ fn any_exempt_addresses() -> impl Strategy<Value = BTreeSet<IpAddr>> {
 fn any_links() -> impl Strategy<Value = Vec<Link>> {
     let headers =
         one_of(&[LinkHeader::Ethernet, LinkHeader::Ethernet, LinkHeader::Ip, LinkHeader::Other(32)]);
-    let names = one_of(&["eth0", "cbr0", "veth1", "veth2", "wg0"]);
+    let names = one_of(&["eth0", "cbr0", "veth1", "veth2", "wg0", TUNNEL_LINK]);
     let addresses = option::of((0..2_u8).prop_map(|last| MacAddress([2, 0, 0, 0, 0, last])));
     let any_link = (2..7_u32, names, headers, option::of(2..4_u32), addresses).prop_map(
         |(index, name, header, master, bridge_address)| Link {
@@ -227,7 +227,7 @@ pub fn any_service() -> impl Strategy<Value = Service> {
         vec(ingress(), 0..3),
         vec(one_of(&RANGES).prop_map(|range| cidrs(&[range])[0]), 0..3),
     );
-    let policies = (session_affinity(), policy(), policy(), option::of(port(32_000..32_002)), balance());
+    let policies = (session_affinity(), policy(), policy(), option::of(port(32_000..32_002)), ways());
     (identity, addresses, vec(any_service_port(), 1..4), policies).prop_map(
         |((name, service_type, excluded_by_label), addresses, ports, policies)| Service {
             name,
@@ -242,8 +242,8 @@ pub fn any_service() -> impl Strategy<Value = Service> {
             external_traffic_policy: policies.2,
             health_check_node_port: policies.3,
             excluded_by_label,
-            balance: policies.4,
-            forwarding: Forwarding::Nat,
+            balance: policies.4.0,
+            forwarding: policies.4.1,
         },
     )
 }
@@ -271,12 +271,17 @@ pub fn any_node() -> impl Strategy<Value = Node> {
     let ranges = proptest::sample::subsequence(vec!["10.244.1.0/24", "fd44:1::/64"], 0..=2);
     let address_type = one_of(&[NodeAddressType::InternalIp, NodeAddressType::ExternalIp]);
     let address = address(&["192.168.57.11", "fd57::11", "203.0.113.9", "127.0.0.1"]);
-    (node_name(), option::of(zone()), ranges, vec((address_type, address), 0..4), any::<bool>()).prop_map(
-        |(name, zone, ranges, addresses, being_deleted)| Node {
+    let dsr_addresses = ["192.168.57.12:4790", "[fd57::12]:4790", "192.168.57.13:4791"];
+    let dsr_addresses = dsr_addresses.map(|address| address.parse().expect("an address"));
+    let dsr_addresses = proptest::sample::subsequence(dsr_addresses.to_vec(), 0..=2);
+    let place = (option::of(zone()), ranges, vec((address_type, address), 0..4));
+    (node_name(), place, any::<bool>(), dsr_addresses).prop_map(
+        |(name, (zone, ranges, addresses), being_deleted, dsr_addresses)| Node {
             zone,
             pod_cidrs: cidrs(&ranges),
             addresses,
             being_deleted,
+            dsr_addresses,
             ..node(&name)
         },
     )
@@ -321,8 +326,10 @@ fn delta<T: Debug + Clone + 'static>(
     ]
 }
 
-fn balance() -> impl Strategy<Value = Option<Balance>> {
-    option::of(select(vec![Balance::Random, Balance::Maglev]))
+/// Generates how clients get an endpoint, and how packets reach it.
+fn ways() -> impl Strategy<Value = (Option<Balance>, Forwarding)> {
+    let balance = option::of(select(vec![Balance::Random, Balance::Maglev]));
+    (balance, one_of(&[Forwarding::Nat, Forwarding::Dsr]))
 }
 
 fn session_affinity() -> impl Strategy<Value = SessionAffinity> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::THIS_NODE;
 use crate::model::{
     Delta, EndpointSlice, Model, ModelSettings, NamespacedName, Node, NodeFacts, Service, WatchEvent,
 };
@@ -25,16 +26,17 @@ impl World {
             WatchEvent::EndpointSlices(delta) => {
                 delta.apply_to(&mut self.slices, |object| object.name.clone());
             }
-            // As in the model, a deleted Node stays.
-            WatchEvent::Nodes(Delta::Apply(node)) => self.add_nodes([node]),
-            WatchEvent::Nodes(Delta::Replace(nodes)) => self.add_nodes(nodes),
+            WatchEvent::Nodes(delta) => {
+                // As in the model, the Node of this node stays if it is deleted.
+                let this = self.nodes.values().find(|node| &*node.name == THIS_NODE).cloned();
+                delta.apply_to(&mut self.nodes, |object| object.name.clone().into());
+                if let Some(this) = this {
+                    self.nodes.entry(this.name.clone().into()).or_insert(this);
+                }
+            }
             // Generated events contain no ServiceCIDRs.
-            WatchEvent::Nodes(Delta::Delete(_)) | WatchEvent::ServiceCidrs(_) => {}
+            WatchEvent::ServiceCidrs(_) => {}
         }
-    }
-
-    fn add_nodes(&mut self, nodes: impl IntoIterator<Item = Node>) {
-        self.nodes.extend(nodes.into_iter().map(|node| (node.name.clone().into(), node)));
     }
 
     /// Returns the complete list of each kind.

@@ -46,6 +46,10 @@ raw! {
     RawAnnotations {
         #[serde(rename = "shunt.dev/balance")]
         balance: String,
+        #[serde(rename = "shunt.dev/forwarding")]
+        forwarding: String,
+        #[serde(rename = "shunt.dev/dsr")]
+        dsr: String,
         #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
         last_change_trigger_time: String,
     }

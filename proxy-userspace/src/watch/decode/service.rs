@@ -43,7 +43,7 @@ pub(super) fn service(name: NamespacedName, raw: RawService, problems: &mut Prob
         health_check_node_port: parse::optional_port("spec.healthCheckNodePort", health_check, problems),
         excluded_by_label: metadata.is_excluded::<Service>(),
         balance: balance(metadata.annotations.as_ref(), problems),
-        forwarding: Forwarding::Nat,
+        forwarding: forwarding(metadata.annotations.as_ref(), problems),
         name,
     }
 }
@@ -158,11 +158,19 @@ fn session_affinity(spec: &RawServiceSpec, problems: &mut Problems) -> SessionAf
     SessionAffinity::ClientIp { timeout_seconds: timeout.unwrap_or(DEFAULT_AFFINITY_SECONDS) }
 }
 
-/// Decodes shunt's own annotation.
+/// Decodes shunt's own annotation about the choice of an endpoint.
 fn balance(annotations: Option<&RawAnnotations>, problems: &mut Problems) -> Option<Balance> {
     let value = annotations.and_then(|annotations| annotations.balance.as_deref());
     let words = [("random", Some(Balance::Random)), ("maglev", Some(Balance::Maglev))];
     parse::word("metadata.annotations[shunt.dev/balance]", value, None, &words, problems).flatten()
+}
+
+/// Decodes shunt's own annotation about packets for endpoints on other nodes.
+fn forwarding(annotations: Option<&RawAnnotations>, problems: &mut Problems) -> Forwarding {
+    let value = annotations.and_then(|annotations| annotations.forwarding.as_deref());
+    let words = [Forwarding::Nat, Forwarding::Dsr].map(|forwarding| (forwarding.name(), forwarding));
+    let field = "metadata.annotations[shunt.dev/forwarding]";
+    parse::word(field, value, Forwarding::Nat, &words, problems).unwrap_or_default()
 }
 
 fn traffic_policy(field: &str, value: Option<&str>, problems: &mut Problems) -> TrafficPolicy {

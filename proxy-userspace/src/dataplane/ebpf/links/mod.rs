@@ -326,6 +326,12 @@ fn reverse_order(hooks: impl Iterator<Item = LinkHook>) -> impl Iterator<Item = 
     hooks.into_iter().rev()
 }
 
+/// Returns true if links with this framing have a program at a hook. Packets that leave through the
+/// tunnel are as they came in.
+pub(super) const fn has_program(hook: Hook, framing: Framing) -> bool {
+    !matches!((hook, framing), (Hook::Egress, Framing::Tunnel))
+}
+
 const fn program_name(hook: Hook, framing: Framing) -> &'static str {
     match (hook, framing) {
         (Hook::Ingress, Framing::Ethernet) => "shunt_in_eth",

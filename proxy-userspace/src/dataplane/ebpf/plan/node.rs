@@ -8,14 +8,14 @@ use proxy_common::{
 };
 
 use super::{
-    super::links::{HookState, LinkHook, xdp::XdpState},
+    super::links::{HookState, LinkHook, has_program, xdp::XdpState},
     Planner,
     step::{DirectFields, MapEntry, Step, TunnelFields},
     translate,
 };
 use crate::{
     kernel::bpf::tc::Hook,
-    model::{Framing, LinkPath, PortRange},
+    model::{LinkPath, PortRange},
 };
 
 impl Planner<'_> {
@@ -135,10 +135,8 @@ impl Planner<'_> {
             }
         }
         for hook in [Hook::Egress, Hook::Ingress] {
-            for (&index, link) in &node.links {
-                if link.framing == Framing::Tunnel && hook == Hook::Egress {
-                    continue;
-                }
+            let links = node.links.iter().filter(|(_, link)| has_program(hook, link.framing));
+            for (&index, link) in links {
                 let at = LinkHook { hook, index };
                 let is_right = match state.links.get(&at) {
                     Some(HookState::Current(framing) | HookState::Displaced(framing)) => {
@@ -152,7 +150,9 @@ impl Planner<'_> {
                 }
             }
         }
-        let unwanted = state.links.keys().rev().filter(|at| !node.links.contains_key(&at.index));
+        let is_wanted =
+            |at: &LinkHook| node.links.get(&at.index).is_some_and(|link| has_program(at.hook, link.framing));
+        let unwanted = state.links.keys().rev().filter(|at| !is_wanted(at));
         self.phases.attachments.extend(unwanted.copied().map(Step::DetachLink));
         if takes_over {
             self.phases.attachments.extend([

@@ -2,25 +2,28 @@
 
 mod endpoint_lists;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use proptest::prelude::*;
 use proxy_common::{
     Addr,
-    layout::{self, Endpoint, EndpointKey, HardwareAddress, NewFlows, ServiceKey, ServiceValue, flags},
+    layout::{self, Endpoint, EndpointKey, HardwareAddress, List, NewFlows, ServiceKey, ServiceValue, flags},
     select::Slots,
 };
 
 use super::{
     HookState, LinkHook, MapEntry, MapSizes, Plan, State, Step,
     failures::Failures,
-    links::xdp::XdpState,
+    links::{has_program, xdp::XdpState},
     plan::{capacity, has_table, plan, step::DirectFields, translate},
 };
 use crate::{
     dataplane::PlanSize as _,
     kernel::bpf::tc::Hook,
-    model::{Dirty, LinkPath, ServedLink, Snapshot, SocketScope, testing},
+    model::{Dirty, Framing, LinkPath, ServedLink, Snapshot, SocketScope, testing},
 };
 
 /// Does what `apply` does to the state if every change succeeds.
@@ -75,8 +78,9 @@ fn frontends(state: &State) -> Vec<ServiceKey> {
 fn wanted_links(snapshot: &Snapshot) -> BTreeMap<LinkHook, HookState> {
     let links = snapshot.node.links.iter().filter(|_| !is_netfilter(snapshot));
     let hooks = |(index, link): (&u32, &ServedLink)| {
-        let (index, current) = (*index, HookState::Current(link.framing));
-        [Hook::Egress, Hook::Ingress].map(|hook| (LinkHook { hook, index }, current))
+        let (index, framing) = (*index, link.framing);
+        let hooks = [Hook::Egress, Hook::Ingress].into_iter().filter(move |hook| has_program(*hook, framing));
+        hooks.map(move |hook| (LinkHook { hook, index }, HookState::Current(framing)))
     };
     links.flat_map(hooks).collect()
 }
@@ -154,7 +158,8 @@ proptest! {
             state.record(step);
             let ingress = LinkHook { hook: Hook::Ingress, index: step.link().unwrap_or_default() };
             if matches!(step, Step::AttachLink(at, _) if *at == ingress) {
-                for (index, link) in &after.node.links {
+                let with_egress = after.node.links.iter().filter(|(_, link)| link.framing != Framing::Tunnel);
+                for (index, link) in with_egress {
                     let egress = LinkHook { hook: Hook::Egress, index: *index };
                     prop_assert_eq!(state.links.get(&egress), Some(&HookState::Current(link.framing)));
                 }
@@ -176,6 +181,41 @@ proptest! {
         let bridge_ports = after.node.bridge_ports.iter();
         let bridge_ports = bridge_ports.map(|(index, address)| (*index, HardwareAddress::new(address.0)));
         prop_assert_eq!(&state.bridge_ports, &bridge_ports.collect::<BTreeMap<_, _>>());
+    }
+
+    #[test]
+    fn maps_know_the_nodes_behind_the_tunnel((before, after, dirty) in testing::snapshot_change()) {
+        let mut state = programmed(&before);
+        let changes = plan(&state, &after, &dirty);
+        apply(&mut state, &changes);
+        let tunnel = after.node.tunnel.as_ref();
+        let nodes = tunnel.iter().flat_map(|tunnel| &tunnel.nodes).map(|address| Addr::from(*address));
+        prop_assert_eq!(&state.dsr_nodes, &nodes.collect::<BTreeSet<_>>());
+        prop_assert_eq!(state.tunnel.link, tunnel.map_or(0, |tunnel| tunnel.link));
+        let ports = after.ports.values().filter(|port| !port.frontends.is_empty());
+        let wanted: BTreeSet<_> = ports.flat_map(|port| &port.dsr_nodes).map(|(_, node)| *node).collect();
+        let known: BTreeSet<_> = state.dsr_endpoints.values().map(|node| IpAddr::from(*node)).collect();
+        prop_assert_eq!(known, wanted);
+    }
+
+    /// Before a frontend sends packets through the tunnel, the nodes of its endpoints are known. The
+    /// frontend for packets that come through it never sends them on.
+    #[test]
+    fn frontends_with_direct_server_return_have_a_second_one_for_the_tunnel(
+        snapshot in testing::snapshot()
+    ) {
+        let state = programmed(&snapshot);
+        for key in frontends(&state) {
+            let value = *state.service(&key).expect("a frontend");
+            let is_dsr = value.flags & flags::DSR != 0;
+            prop_assert!(key.tunneled == 0 || !is_dsr);
+            let second = state.service(&key.tunneled());
+            prop_assert_eq!(key.tunneled == 0 && is_dsr, key.tunneled == 0 && second.is_some());
+            if let Some(second) = second.filter(|second| second.outside_list == List::Local as u8) {
+                prop_assert_eq!(second.flags & (flags::MASQUERADE_OUTSIDE | flags::MASQUERADE_INSIDE), 0);
+                prop_assert_eq!(second.service, value.service);
+            }
+        }
     }
 
     /// A packet of a new flow is translated by programs that are on all links, or by netfilter. A

@@ -246,7 +246,7 @@ impl Flows {
         let entries = self.assured.iter().chain(self.unassured.iter());
         let connection = |(key, flow): (FlowKey, Flow)| {
             let untranslated = pair(key.tuple());
-            let is_original = key.direction() == Some(Direction::Original) && !passes(&flow);
+            let is_original = key.direction() == Some(Direction::Original) && is_translated_here(&flow);
             if !is_original || IpFamily::of(untranslated.source.ip()) != family {
                 return None;
             }
@@ -285,7 +285,7 @@ impl Flows {
 
     /// Returns a flow that the programs translate.
     fn flow(&self, key: &FlowKey) -> Option<Flow> {
-        self.entry(key).filter(|flow| !passes(flow))
+        self.entry(key).filter(is_translated_here)
     }
 
     /// Returns the entry of a flow, which the programs translate or pass.
@@ -412,6 +412,12 @@ pub(crate) const fn is_whole(flow: &Flow) -> bool {
 /// Returns true if the programs pass the packets of a flow unchanged.
 pub(crate) const fn passes(flow: &Flow) -> bool {
     flow.state & flow_state::PASS != 0
+}
+
+/// Returns true if the programs translate the packets of a flow, and do not pass them or send them
+/// to another node.
+const fn is_translated_here(flow: &Flow) -> bool {
+    !passes(flow) && !flow.is_dsr()
 }
 
 /// Returns the time of the last packet of a flow that conntrack translates, in nanoseconds of the

@@ -1,5 +1,6 @@
 //! Decodes recorded objects, invalid objects, and random JSON.
 
+mod direct_return;
 mod names;
 
 use proptest::prelude::*;
