@@ -132,6 +132,7 @@ impl Daemon {
             metrics: Metrics::default(),
             health: ProxyHealth::new(Duration::from_mins(10)),
             health_checks: watch::Sender::default(),
+            dsr_announcement: watch::Sender::default(),
             status: Status::default(),
             events: proxy_userspace::node::NodeEvents::default(),
         };

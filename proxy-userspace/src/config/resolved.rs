@@ -53,6 +53,9 @@ pub struct Config {
     pub source: ObjectSource,
     /// The settings of endpoint resolution, with the node's name.
     pub model: ModelSettings,
+    /// shunt writes where this node takes packets for direct server return into its Node object, and
+    /// removes that in modes that take none (`shunt.dsr.enabled`).
+    pub announces_dsr: bool,
     /// The settings of the node that are made at start.
     pub node: NodeSettings,
     /// Where `/healthz` and `/livez` answer.

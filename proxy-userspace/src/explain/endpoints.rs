@@ -10,8 +10,8 @@ use crate::{
     dataplane::ebpf::{leaves_pods_to_links, masquerades},
     mode::Mode,
     model::{
-        Balance, Exclusion, FrontendKind, Hints, IpFamily, KnownEndpoint, NoEndpointVerdict, Owner,
-        ResolvedEndpoint, ResolvedPort, TrafficPolicy,
+        Balance, Exclusion, Forwarding, FrontendKind, Hints, IpFamily, KnownEndpoint, NoEndpointVerdict,
+        Owner, ResolvedEndpoint, ResolvedPort, TrafficPolicy,
     },
 };
 
@@ -147,9 +147,22 @@ impl Connection<'_> {
             ),
             (FrontendKind::ClusterIp, false) if is_detected => (false, "the client is a local pod"),
             (FrontendKind::ClusterIp, false) => (false, "no local detection, so nothing counts as not local"),
+            (_, true) if self.may_use_tunnel() => (
+                true,
+                "externalTrafficPolicy Cluster: replies must return here, except from endpoints that get \
+                 the packets through the tunnel (direct server return)",
+            ),
             (_, true) => (true, "externalTrafficPolicy Cluster: replies must return here"),
             (_, false) => (false, "externalTrafficPolicy Local keeps the client's address"),
         }
+    }
+
+    /// Returns true if packets to other nodes may go through the tunnel.
+    fn may_use_tunnel(&self) -> bool {
+        let is_on_links = self.seen.rules == Some(Mode::Ebpf) && !self.seen.is_socket();
+        let has_tunnel = self.situation.model.snapshot().node.tunnel.is_some();
+        let is_wanted = self.owner.port.forwarding == Forwarding::Dsr && self.is_external();
+        is_on_links && has_tunnel && is_wanted && !self.is_inside()
     }
 
     fn choice(
@@ -162,7 +175,10 @@ impl Connection<'_> {
         let chosen = list.iter().any(|listed| listed.address == endpoint.address);
         let is_hairpin = !self.seen.is_socket() && self.whereabouts.address == Some(endpoint.address.ip());
         let is_node = self.whereabouts.location == Location::Node;
-        let source = if is_node || masquerade || is_hairpin { Source::Node } else { Source::Client };
+        let is_tunneled =
+            self.may_use_tunnel() && self.owner.port.dsr_nodes.contains_key(&endpoint.address.ip());
+        let is_masqueraded = is_node || masquerade && !is_tunneled || is_hairpin;
+        let source = if is_masqueraded { Source::Node } else { Source::Client };
         EndpointChoice {
             address: endpoint.address,
             pod: endpoint.pod.as_deref().map(ToOwned::to_owned),

@@ -1,10 +1,13 @@
 //! Tests of single decisions. The conformance runner compares all of them with real connections.
 
 use super::*;
-use crate::model::{
-    Balance, Delta, EndpointSlice, ModelSettings, Node, PodPlace, Service, ServicePort, ServiceType,
-    SessionAffinity, TrafficPolicy, WatchEvent,
-    testing::{cidrs, endpoint, facts, ip, node, port_number, service, settings, slice},
+use crate::{
+    model::{
+        Balance, Delta, EndpointSlice, Forwarding, ModelSettings, Node, PodPlace, Service, ServicePort,
+        ServiceType, SessionAffinity, TrafficPolicy, WatchEvent,
+        testing::{cidrs, endpoint, facts, ip, link, node, port_number, service, settings, slice},
+    },
+    net::TUNNEL_LINK,
 };
 
 const POD: &str = "10.244.1.7";
@@ -123,6 +126,28 @@ fn choice_by_a_table_is_said_for_clients_on_links() {
     );
     assert_eq!(reason(Mode::Ebpf, Client::Node), "one of 2 endpoints", "its sockets choose at random");
     assert_eq!(reason(Mode::Nftables, outside()), "one of 2 endpoints", "the mode has no tables");
+}
+
+#[test]
+fn endpoints_behind_the_tunnel_see_the_client() {
+    let mut model = model(|web| {
+        web.external_traffic_policy = TrafficPolicy::Cluster;
+        web.forwarding = Forwarding::Dsr;
+    });
+    let mut with_tunnel = facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.0.2.11/24")]);
+    with_tunnel.links = vec![link(9, TUNNEL_LINK)];
+    model.set_node_facts(with_tunnel);
+    let settings = ModelSettings { cluster_cidrs: cidrs(&["10.244.0.0/16"]), ..settings() };
+    model.set_settings(ModelSettings { dsr_port: Some(port_number(4_790)), ..settings });
+    let dsr_addresses = vec!["192.0.2.12:4790".parse().expect("an address")];
+    model.apply(WatchEvent::Nodes(Delta::Apply(Node { dsr_addresses, ..node("n2") })));
+    model.resolve();
+    let ask = |mode| ask(&model, mode, Client::Address(ip(OUTSIDE)), "192.0.2.11:30080");
+    let sources = |mode| chosen(&ask(mode)).into_iter().map(|(_, source)| source).collect::<Vec<_>>();
+    assert_eq!(sources(Mode::Ebpf), [Some(Source::Node), Some(Source::Client)]);
+    assert_eq!(sources(Mode::Nftables), [Some(Source::Node), Some(Source::Node)]);
+    let masquerade = ask(Mode::Ebpf).masquerade.expect("translated");
+    assert!(masquerade.applies && masquerade.reason.contains("through the tunnel"), "{masquerade:?}");
 }
 
 #[test]

@@ -24,7 +24,9 @@ use super::{
     netlink::{MAX_DUMP_ATTEMPTS, attribute},
     xdp_features::XdpReader,
 };
-use crate::net::{Device, Link, LinkAddress, LinkHeader, MacAddress, NodeFacts, SourceAddress, XdpFeatures};
+use crate::net::{
+    Device, Link, LinkAddress, LinkHeader, MacAddress, NodeFacts, SourceAddress, TUNNEL_LINK, XdpFeatures,
+};
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
 
@@ -33,7 +35,8 @@ type Message = NetlinkMessage<RouteNetlinkMessage>;
 /// one that may run before it. The kernel sends no notification for TCX. Returns an error when rtnetlink
 /// fails, and `Ok` when all receivers are gone.
 ///
-/// The addresses of `excluded_link` are left out, because they do not belong to the node.
+/// The addresses of `excluded_link` and of the tunnel are left out, because they do not belong to
+/// the node.
 ///
 /// A burst of changes is read to its end before everything is listed again. If the burst was too
 /// large for the socket, the kernel drops notifications; the list that follows is still complete.
@@ -185,7 +188,7 @@ async fn list(
     .await?;
     let mut addresses: Vec<LinkAddress> =
         messages.iter().filter_map(|message| link_address(message, &names)).collect();
-    addresses.retain(|address| &*address.link != excluded_link);
+    addresses.retain(|address| ![excluded_link, TUNNEL_LINK].contains(&&*address.link));
     addresses.sort();
     addresses.dedup();
     let excluded = links.iter().find(|link| &*link.name == excluded_link).map(|link| link.index);

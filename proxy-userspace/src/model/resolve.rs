@@ -73,7 +73,7 @@ impl Resolver<'_> {
         key: &ServicePortKey,
         endpoints: &[EndpointInfo<'_>],
     ) -> ResolvedPort {
-        let mut resolved = service_port::resolve(service, port, key.family, &self.defaults);
+        let mut resolved = service_port::resolve(service, port, key.family, self.defaults);
         set_endpoint_lists(&mut resolved, endpoints, self.node);
         self.other_nodes.set_endpoints(&mut resolved, endpoints, key.family, self.defaults.dsr_port);
         if key.name.protocol == Protocol::Udp {

@@ -65,8 +65,8 @@ impl ServiceChangeTracker {
     /// Returns the names of the Services with this forwarding. Looks at all Services: nodes rarely
     /// come and go.
     pub(super) fn with_forwarding(&self, forwarding: Forwarding) -> impl Iterator<Item = &NamespacedName> {
-        let has_it = move |(_, service): &(_, &Box<Service>)| service.forwarding == forwarding;
-        self.services.iter().filter(has_it).map(|(name, _)| name)
+        let services = self.services.iter();
+        services.filter(move |(_, service)| service.forwarding == forwarding).map(|(name, _)| name)
     }
 
     /// Returns the Services that changed since the last call, as they were at that time. None for a

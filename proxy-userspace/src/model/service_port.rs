@@ -25,7 +25,7 @@ pub(super) fn resolve(
     service: &Service,
     port: &ServicePort,
     family: IpFamily,
-    defaults: &PortDefaults,
+    defaults: PortDefaults,
 ) -> ResolvedPort {
     let frontends = frontends(service, port, family);
     let external_policy =

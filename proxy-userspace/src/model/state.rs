@@ -64,6 +64,7 @@ struct ListedKinds {
 }
 
 /// What the next resolution must resolve in addition to changed Services and slices.
+#[expect(clippy::struct_excessive_bools, reason = "each is a cause of its own")]
 #[derive(Debug, Default)]
 struct PendingChanges {
     node: bool,

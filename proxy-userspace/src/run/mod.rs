@@ -363,7 +363,7 @@ fn start_endpoints(
     let config = &choice.config;
     let node = node_inspector(choice, outputs);
     start_local_endpoint(choice, node.clone(), local_pages(outputs, introspection.clone()), tasks);
-    let Outputs { metrics, health, health_checks, status, events } = outputs;
+    let Outputs { metrics, health, health_checks, status, events, .. } = outputs;
     let hard_fail = config.bind_address_hard_fail;
     let mut serve = |server: &'static str, address: Option<SocketAddr>, routes: Router| {
         if let Some(address) = address {

@@ -14,7 +14,7 @@ use proxy_userspace::{
     net::ProxyVariables,
     sync::{Inputs, Inspector, Outputs, SyncSettings},
     watch::{
-        self, ApiRequest, ApiSource, KindStatus, ManifestSource, OnApiRequest, PodReader, WatchError,
+        self, ApiRequest, ApiSource, KindStatus, ManifestSource, OnApiRequest, PodReader, Timing, WatchError,
         WatchStatus,
     },
 };
@@ -62,7 +62,7 @@ async fn objects(
     pods: PodReader,
     to: mpsc::Sender<WatchEvent>,
 ) -> anyhow::Result<()> {
-    match config.source {
+    match &config.source {
         ObjectSource::Manifests(directory) => {
             let source = ManifestSource::new(directory);
             let status = source.status();
@@ -70,12 +70,14 @@ async fn objects(
         }
         ObjectSource::Api { kubeconfig, servers } => {
             let on_request = count_requests(&outputs);
-            let client = watch::kube_client(kubeconfig.as_deref(), &servers, &proxies, &on_request).await?;
+            let client = watch::kube_client(kubeconfig.as_deref(), servers, &proxies, &on_request).await?;
             pods.set_client(&client);
             let source = ApiSource::new(client.clone(), &*config.model.node_name);
             // Only the nftables mode has rules about Service CIDRs.
             let needs_cidrs = config.mode == Mode::Nftables;
             let source = if needs_cidrs { source.with_service_cidrs() } else { source };
+            let needs_nodes = config.model.dsr_port.is_some();
+            let source = if needs_nodes { source.with_all_nodes() } else { source };
             let status = source.status();
             outputs.status.set_watches(watch_reports(&status));
             let mut node_events = node_events.lock().await;
@@ -87,9 +89,19 @@ async fn objects(
             tokio::select! {
                 ended = measured(Box::pin(source.run(to)), status, &outputs) => ended,
                 () = recording => Ok(()),
+                () = announce(&client, &config, &outputs) => Ok(()),
             }
         }
     }
+}
+
+/// Writes where this node takes packets for direct server return. It never ends.
+async fn announce(client: &kube::Client, config: &Config, outputs: &Outputs) {
+    if config.announces_dsr {
+        let wanted = outputs.dsr_announcement.subscribe();
+        watch::announce_dsr(client, &config.model.node_name, Timing::default(), wanted).await;
+    }
+    std::future::pending::<()>().await;
 }
 
 /// Returns a receiver of requests that counts them, and compares the clocks.

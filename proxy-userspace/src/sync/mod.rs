@@ -22,7 +22,7 @@ mod takeover_stage;
 #[cfg(test)]
 mod tests;
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{Notify, mpsc, watch},
@@ -128,6 +128,9 @@ pub struct Outputs {
     pub events: NodeEvents,
     /// Health check node ports.
     pub health_checks: watch::Sender<HealthChecks>,
+    /// What [`announce_dsr`](crate::watch::announce_dsr) must write about this node. `None` if the
+    /// Node has it already, or if nobody knows yet.
+    pub dsr_announcement: watch::Sender<Option<Vec<SocketAddr>>>,
 }
 
 impl Outputs {
@@ -140,6 +143,7 @@ impl Outputs {
             status: Status::default(),
             events,
             health_checks: watch::Sender::default(),
+            dsr_announcement: watch::Sender::default(),
         }
     }
 }

@@ -21,7 +21,7 @@ pub use self::{
 pub use self::{
     api::{
         ApiRequest, ApiSource, CredentialError, OnApiRequest, PodError, PodReader, ProxyUrlError, Timing,
-        ignore_api_requests, kube_client, record_events,
+        announce_dsr, ignore_api_requests, kube_client, record_events,
     },
     manifests::{ManifestSource, find_pod},
     status::{KindStatus, WatchStatus},

@@ -11,6 +11,8 @@ pub enum Verb {
     Watch,
     /// A watch with `sendInitialEvents`: a streaming list.
     WatchList,
+    /// A patch of an object. Of the faults, it knows `Unauthorized` and `InternalError`.
+    Patch,
 }
 
 /// A fault: what the server does instead of the correct answer.

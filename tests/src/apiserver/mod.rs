@@ -3,10 +3,12 @@
 //!
 //! It follows the recordings of a kube-apiserver 1.36 in `recordings/`: consistent pages, watches
 //! with selectors, bookmarks, streaming lists, expired history, and the bodies of errors. It has
-//! one user, whose rights may be those of a role, no defaulting and no admission.
+//! one user, whose rights may be those of a role, no defaulting and no admission. Only Events can be
+//! created, and only Nodes patched.
 
 mod faults;
 mod list;
+mod patch;
 mod request;
 mod responses;
 mod rights;
@@ -240,10 +242,13 @@ impl ApiServer {
         self.serving = Some(serve(listener, Arc::clone(&self.shared)));
     }
 
+    /// Returns a Node.
+    pub fn node(&self, name: &str) -> Option<Value> {
+        self.shared.store().get("nodes", format!("/{name}")).cloned()
+    }
+
     fn change_store<T>(&self, change: impl FnOnce(&mut Store) -> Result<T>) -> Result<T> {
-        let result = change(&mut self.shared.store());
-        self.shared.changed.send_modify(|changes| *changes += 1);
-        result
+        self.shared.change_store(change)
     }
 }
 
@@ -256,6 +261,12 @@ impl Drop for ApiServer {
 impl Shared {
     fn store(&self) -> MutexGuard<'_, Store> {
         lock(&self.store)
+    }
+
+    fn change_store<T>(&self, change: impl FnOnce(&mut Store) -> Result<T>) -> Result<T> {
+        let result = change(&mut self.store());
+        self.changed.send_modify(|changes| *changes += 1);
+        result
     }
 
     fn version(&self) -> KubernetesVersion {
@@ -292,7 +303,10 @@ fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()> {
         let object = move |State(shared): State<Arc<Shared>>, Path(names): Path<Vec<(String, String)>>| {
             std::future::ready(object(&shared, resource, &names))
         };
-        router = router.route(&resource.object_path(), get(object));
+        let of_object = get(object);
+        let of_object =
+            if resource.plural == "nodes" { of_object.patch(patch::patch_node) } else { of_object };
+        router = router.route(&resource.object_path(), of_object);
     }
     let mut down = shared.down.subscribe();
     router = router.route(EVENTS, post(create_event));

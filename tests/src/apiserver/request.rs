@@ -1,4 +1,4 @@
-//! The requests for lists and watches, as tests see them.
+//! The requests for lists, watches and patches, as tests see them.
 
 use std::collections::BTreeMap;
 

@@ -240,6 +240,7 @@ mod tests {
         let events = "/apis/events.k8s.io/v1/namespaces/shop/events";
         assert_eq!(asked(&Method::POST, events), "create events of \"events.k8s.io\" in shop");
         assert_eq!(asked(&Method::DELETE, "/api/v1/nodes/a"), "delete nodes of \"\": a");
+        assert_eq!(asked(&Method::PATCH, "/api/v1/nodes/a"), "patch nodes of \"\": a");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod connections;
 mod credentials;
+mod direct_return;
 mod http_proxies;
 mod lists;
 mod proxy_server;

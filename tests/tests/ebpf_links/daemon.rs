@@ -47,6 +47,7 @@ impl Daemon {
             metrics: metrics.clone(),
             health: ProxyHealth::new(Duration::from_mins(10)),
             health_checks: watch::Sender::default(),
+            dsr_announcement: watch::Sender::default(),
             status: Status::default(),
             events: NodeEvents::default(),
         };

@@ -60,12 +60,9 @@ fn become_error_v4<F: Frame>(frame: &F, packet: &Packet, longest: u32) -> Option
     let icmp = [3, 4, 0, 0, 0, 0, high, low];
     let [a, b] = checksum::of_message(&icmp, kept);
     let [s, d] = [&packet.destination, &packet.source].map(|addr| addr.words()[3].to_ne_bytes());
-    let length = [0, (HEADERS_V4 + KEPT_V4) as u8];
+    let [_, _, l0, l1] = (HEADERS_V4 + KEPT_V4).to_be_bytes();
     let ip = |[x, y]: [u8; 2]| {
-        [
-            0x45, 0, length[0], length[1], 0, 0, 0x40, 0, HOPS, ICMP, x, y, s[0], s[1], s[2], s[3], d[0],
-            d[1], d[2], d[3],
-        ]
+        [0x45, 0, l0, l1, 0, 0, 0x40, 0, HOPS, ICMP, x, y, s[0], s[1], s[2], s[3], d[0], d[1], d[2], d[3]]
     };
     frame.store(header, &ip(checksum::of_message(&ip([0; 2]), 0)))?;
     frame.store(header + 20, &[icmp[0], icmp[1], a, b, 0, 0, high, low])
@@ -83,7 +80,8 @@ fn become_error_v6<F: Frame>(frame: &F, packet: &Packet, longest: u32) -> Option
     let icmp = [2, 0, 0, 0, m0, m1, m2, m3];
     let before = checksum::sum_of_pseudo_header(&packet.destination, &packet.source, ICMPV6, LENGTH);
     let [a, b] = checksum::of_message(&icmp, checksum::add(kept, before));
-    frame.store(header, &[0x60, 0, 0, 0, 0, LENGTH as u8, ICMPV6, HOPS])?;
+    let [_, _, l0, l1] = LENGTH.to_be_bytes();
+    frame.store(header, &[0x60, 0, 0, 0, l0, l1, ICMPV6, HOPS])?;
     frame.store(header + 8, &packet.destination.octets)?;
     frame.store(header + 24, &packet.source.octets)?;
     frame.store(header + 40, &[icmp[0], icmp[1], a, b, m0, m1, m2, m3])

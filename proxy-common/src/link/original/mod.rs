@@ -54,14 +54,7 @@ pub(super) fn transport<F: Frame, T: Tables>(
     let key = FlowKey::new(Direction::Original, protocol, packet.tuple(ports));
     let mut incoming = ClientPacket { key, flow: Flow::NONE, protocol, tcp, now_ns: 0 };
     incoming.now_ns = tables.now_ns();
-    if let Some(flow) = tables.flow(&incoming.key) {
-        if flow.is_dsr() && !tables.has_tunnel() {
-            // The tunnel was turned off.
-            tables.remove_flow(&incoming.key);
-        } else {
-            incoming.flow = flow;
-        }
-    }
+    find_flow(tables, &mut incoming);
     match classify(frame, tables, &mut incoming) {
         Classification::Existing => {
             let ClientPacket { flow, now_ns, .. } = &incoming;
@@ -102,6 +95,16 @@ pub(super) fn transport<F: Frame, T: Tables>(
         return dsr::send_client_packet(frame, tables, packet, &incoming);
     }
     translate(frame, tables, packet, &incoming)
+}
+
+/// Finds the flow of a packet. If the tunnel was turned off, flows that went through it end.
+#[inline(always)]
+fn find_flow(tables: &impl Tables, incoming: &mut ClientPacket) {
+    match tables.flow(&incoming.key) {
+        Some(flow) if flow.is_dsr() && !tables.has_tunnel() => tables.remove_flow(&incoming.key),
+        Some(flow) => incoming.flow = flow,
+        None => {}
+    }
 }
 
 /// Prepares the entry of a connection that the node does not know. The client acknowledged more

@@ -91,6 +91,7 @@ fn resolve(mut settings: Settings, environment: &Environment, auto: Mode) -> Res
         mode_is_auto,
         source: source(&mut settings),
         model: model(&mut settings, environment, mode, &feature_gates),
+        announces_dsr: settings.is_true("shunt.dsr.enabled"),
         node: node(&settings),
         healthz_bind_address,
         metrics_bind_address,

@@ -43,7 +43,7 @@ impl Applying<'_> {
         match &step {
             Step::Sysctl(setting, value) => sysctls::write(*setting, *value)?,
             Step::Timeouts(timeouts) => self.ipvs.socket.set_timeouts(*timeouts)?,
-            Step::Link => self.ipvs.link.create()?,
+            Step::Link => self.ipvs.link.create_dummy()?,
             Step::Rules(family, inputs) => {
                 let Some(commands) = self.ipvs.commands.get(family) else { return Ok(()) };
                 if !self.state.writes_rules(*family) {

@@ -18,10 +18,10 @@ use crate::{
     kernel::{
         KernelError,
         command::Launcher,
-        dummy_link::DummyLink,
         ipset::Ipset,
         iptables::Iptables as Commands,
         ipvs::{Ipvs as Socket, VirtualKey},
+        own_link::OwnLink,
     },
     model::{IpFamily, ServicePortKey},
 };
@@ -43,7 +43,7 @@ impl HeldObjects {
     ) -> Result<Self, KernelError> {
         let mut held = Self {
             servers: super::read_servers(&mut Socket::open()?)?,
-            addresses: DummyLink::open(DUMMY_LINK)?.addresses()?,
+            addresses: OwnLink::open(DUMMY_LINK)?.addresses()?,
             ..Self::default()
         };
         for (name, saved) in Ipset::new(launcher).save()? {

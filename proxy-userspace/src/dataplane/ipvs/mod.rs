@@ -60,10 +60,10 @@ use super::{
 use crate::{
     kernel::{
         KernelError,
-        dummy_link::DummyLink,
         ipset::Ipset,
         iptables::Iptables as Commands,
         ipvs::{self, Ipvs as Socket, Timeouts, VirtualKey},
+        own_link::OwnLink,
     },
     model::{Dirty, IpFamily, ServicePortKey, Snapshot},
 };
@@ -91,7 +91,7 @@ pub struct Ipvs {
     options: PlanOptions,
     commands: BTreeMap<IpFamily, Commands>,
     socket: Socket,
-    link: DummyLink,
+    link: OwnLink,
     ipset: Ipset,
     stale_udp: StaleUdpCleaner,
     /// The rejections so far. They must outlast [`Dataplane::observe`].
@@ -121,7 +121,7 @@ impl Ipvs {
         let families = commands.keys().copied().collect();
         Ok(Self {
             socket: Socket::open()?,
-            link: DummyLink::open(DUMMY_LINK)?,
+            link: OwnLink::open(DUMMY_LINK)?,
             ipset: Ipset::new(&settings.launcher),
             counted: CountedPorts::new(settings.counted_services),
             lacks_sctp: OnceLock::new(),

@@ -13,9 +13,9 @@ use super::{
 use crate::{
     kernel::{
         KernelError,
-        dummy_link::DummyLink,
         ipset::{Ipset, SavedSet},
         ipvs::{Change, Ipvs, VirtualKey},
+        own_link::OwnLink,
         sock_diag,
     },
     model::Protocol,
@@ -61,13 +61,13 @@ pub fn remove(settings: &IpvsSettings, when: LinkRemoval) -> Vec<KernelError> {
 
 /// Returns true if the dummy link exists.
 pub fn has_link() -> bool {
-    DummyLink::open(DUMMY_LINK).is_ok_and(|link| link.exists())
+    OwnLink::open(DUMMY_LINK).is_ok_and(|link| link.exists())
 }
 
 /// Removes the dummy link, or only its unused addresses. Returns the addresses that stay. If there
 /// are none, the link is removed.
 pub fn remove_link(when: LinkRemoval) -> Result<BTreeSet<IpAddr>, KernelError> {
-    let mut link = DummyLink::open(DUMMY_LINK)?;
+    let mut link = OwnLink::open(DUMMY_LINK)?;
     if !link.exists() {
         return Ok(BTreeSet::new());
     }
@@ -102,7 +102,7 @@ pub(super) fn servers(
     settings: &IpvsSettings,
     sets: &BTreeMap<String, SavedSet>,
 ) -> Result<Option<(Ipvs, Vec<VirtualKey>)>, KernelError> {
-    let mut link = DummyLink::open(DUMMY_LINK)?;
+    let mut link = OwnLink::open(DUMMY_LINK)?;
     if !link.exists() {
         return Ok(None);
     }

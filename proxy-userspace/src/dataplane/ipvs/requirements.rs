@@ -8,10 +8,10 @@ use super::{
 };
 use crate::{
     kernel::{
-        dummy_link::DummyLink,
         ipset::Ipset,
         ipvs::{self, Change, Ipvs, VirtualKey, VirtualServer},
         netns,
+        own_link::OwnLink,
     },
     model::Protocol,
 };
@@ -34,7 +34,7 @@ fn check_namespace(settings: &IpvsSettings) -> Result<(), IpvsError> {
     if let Some((_, source)) = ipvs.commit(&[Change::AddServer(key, server)])?.into_iter().next() {
         return Err(IpvsError::NoScheduler { name: settings.scheduler.to_string(), source });
     }
-    DummyLink::open(DUMMY_LINK)?.create().map_err(IpvsError::NoDummyLinks)?;
+    OwnLink::open(DUMMY_LINK)?.create_dummy().map_err(IpvsError::NoDummyLinks)?;
     Ipset::new(&settings.launcher).names().map_err(IpvsError::NoIpset)?;
     Ok(())
 }

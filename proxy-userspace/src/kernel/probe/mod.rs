@@ -18,9 +18,7 @@ use aya::{
 use nix::sys::utsname::uname;
 use serde::Serialize;
 
-use super::{
-    KernelError, bpf, capabilities, cgroup, command::Launcher, dummy_link::DummyLink, netns, sock_diag,
-};
+use super::{KernelError, bpf, capabilities, cgroup, command::Launcher, netns, own_link::OwnLink, sock_diag};
 
 /// A feature that a mode may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -155,7 +153,7 @@ fn in_fresh_namespace(launcher: &Launcher, kernel: &str) -> Vec<(Feature, Fact)>
         (Feature::Iptables, &|| netfilter::iptables(launcher)),
         (Feature::Ipvs, &|| netlink::ipvs(launcher)),
         (Feature::DummyLinks, &|| {
-            Fact::of(DummyLink::open("shunt-probe").and_then(|mut link| link.create()))
+            Fact::of(OwnLink::open("shunt-probe").and_then(|mut link| link.create_dummy()))
         }),
     ];
     let tried = netns::within_new(|| probes.map(|(feature, probe)| (feature, probe())));

@@ -51,7 +51,7 @@ impl fmt::Display for FailureClass {
             Self::Timeout => f.write_str("the API server does not respond"),
             Self::Disconnected => f.write_str("the connection to the API server broke"),
             Self::Unauthorized => f.write_str("the API server rejects the credentials (401)"),
-            Self::Forbidden => f.write_str("the credentials do not permit list and watch (403)"),
+            Self::Forbidden => f.write_str("the credentials do not permit this (403)"),
             Self::Expired => f.write_str("the requested resource version has expired (410)"),
             Self::TooNew => f.write_str("the API server does not have the requested resource version yet"),
             Self::OlderData => f.write_str("the API server returns older data than before"),

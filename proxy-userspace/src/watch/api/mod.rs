@@ -4,6 +4,7 @@
 //! answers with HTTP 410. It waits five minutes for a dead connection. It loses a whole list
 //! because of one object that it cannot decode.
 
+mod announcement;
 mod backoff;
 mod client;
 mod connection;
@@ -32,6 +33,7 @@ use tokio::sync::{mpsc::Sender, watch};
 #[cfg(feature = "fuzzing")]
 pub use self::client::describe_kubeconfig;
 pub use self::{
+    announcement::announce_dsr,
     client::kube_client,
     credentials::CredentialError,
     events::record_events,
@@ -82,12 +84,13 @@ impl Default for Timing {
     }
 }
 
-/// Services and EndpointSlices of all namespaces, and one Node, from the Kubernetes API.
+/// Services and EndpointSlices of all namespaces, and one Node or all, from the Kubernetes API.
 pub struct ApiSource {
     client: kube::Client,
     node_name: String,
     timing: Timing,
     has_service_cidrs: bool,
+    has_all_nodes: bool,
     status: watch::Sender<WatchStatus>,
 }
 
@@ -99,6 +102,7 @@ impl ApiSource {
             node_name: node_name.into(),
             timing: Timing::default(),
             has_service_cidrs: false,
+            has_all_nodes: false,
             status: watch::Sender::default(),
         }
     }
@@ -117,6 +121,13 @@ impl ApiSource {
         self
     }
 
+    /// Makes the source watch all Nodes, not only its own.
+    #[must_use]
+    pub fn with_all_nodes(mut self) -> Self {
+        self.has_all_nodes = true;
+        self
+    }
+
     /// Returns the source's state.
     pub fn status(&self) -> watch::Receiver<WatchStatus> {
         self.status.subscribe()
@@ -127,7 +138,7 @@ impl ApiSource {
     pub async fn run(self, tx: Sender<WatchEvent>) -> Result<(), WatchError> {
         // Headless Services have no VIP.
         let with_cluster_ip = Some("spec.clusterIP!=None".to_owned());
-        let this_node = Some(format!("metadata.name={}", self.node_name));
+        let this_node = (!self.has_all_nodes).then(|| format!("metadata.name={}", self.node_name));
         let services = self.reflector::<Service>(with_cluster_ip, &tx, |status| &mut status.services);
         let slices = self.reflector::<EndpointSlice>(None, &tx, |status| &mut status.endpoint_slices);
         let nodes = self.reflector::<Node>(this_node, &tx, |status| &mut status.nodes);

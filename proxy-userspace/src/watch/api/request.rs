@@ -11,7 +11,7 @@ pub(super) const PAGE_SIZE: u32 = 500;
 
 /// The characters that Go's `url.QueryEscape` encodes. It writes a blank as `+`, but no query has
 /// one.
-const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+pub(super) const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 /// Selects objects of a kind on the server.
 #[derive(Clone, Debug, Default)]

@@ -20,6 +20,7 @@ use std::fmt;
 use serde::{Deserialize, de::DeserializeOwned};
 
 pub(super) use self::{
+    node::DSR_ANNOTATION,
     pod::pod_place,
     raw::{RawLabels, RawMetadata, RawPod},
 };

@@ -100,6 +100,7 @@ impl RunningLoop {
             metrics: Metrics::default(),
             health,
             health_checks: watch::Sender::default(),
+            dsr_announcement: watch::Sender::default(),
             status: Status::default(),
             events: proxy_userspace::node::NodeEvents::default(),
         };

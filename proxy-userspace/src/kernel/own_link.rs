@@ -1,13 +1,13 @@
-//! Dummy links: links that send nothing. They hold addresses that a network namespace takes as its
-//! own.
+//! Links that shunt creates, and their addresses: dummy links, which send nothing and hold addresses
+//! that a network namespace takes as its own, and the tunnel to other nodes.
 
 use std::{collections::BTreeSet, io, net::IpAddr};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
-    address::{AddressAttribute, AddressMessage},
-    link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage},
+    address::{AddressAttribute, AddressMessage, AddressScope},
+    link::{InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::net::if_::if_nametoindex;
@@ -17,14 +17,14 @@ use super::{
     netlink::{NetlinkSocket, attribute},
 };
 
-/// A dummy link, in the network namespace of the thread that opened it.
+/// A link, in the network namespace of the thread that opened it.
 #[derive(Debug)]
-pub struct DummyLink {
+pub struct OwnLink {
     name: &'static str,
     socket: NetlinkSocket,
 }
 
-impl DummyLink {
+impl OwnLink {
     /// Opens the link with this name. The link need not exist.
     pub fn open(name: &'static str) -> Result<Self, KernelError> {
         let socket =
@@ -37,7 +37,8 @@ impl DummyLink {
         self.socket.message_count()
     }
 
-    fn index(&self) -> Option<u32> {
+    /// Returns the interface index, if the link exists.
+    pub fn index(&self) -> Option<u32> {
         if_nametoindex(self.name).ok()
     }
 
@@ -46,16 +47,46 @@ impl DummyLink {
         self.index().is_some()
     }
 
-    /// Creates the link. It stays down: its addresses are local nevertheless, and nothing is sent
-    /// through it.
-    pub fn create(&mut self) -> Result<(), KernelError> {
-        let mut message = LinkMessage::default();
-        message.attributes = vec![
-            LinkAttribute::IfName(self.name.into()),
-            LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Dummy)]),
-        ];
-        self.request(NLM_F_CREATE | NLM_F_EXCL, RouteNetlinkMessage::NewLink(message))
+    /// Creates the link as a dummy link. It stays down: its addresses are local nevertheless, and
+    /// nothing is sent through it.
+    pub fn create_dummy(&mut self) -> Result<(), KernelError> {
+        self.create(vec![LinkInfo::Kind(InfoKind::Dummy)])
             .map_err(KernelError::call("create the dummy link", self.name))
+    }
+
+    /// Creates the link as a VXLAN link with these options.
+    pub(super) fn create_vxlan(&mut self, options: Vec<InfoVxlan>) -> Result<(), KernelError> {
+        self.create(vec![LinkInfo::Kind(InfoKind::Vxlan), LinkInfo::Data(InfoData::Vxlan(options))])
+            .map_err(KernelError::call("create the VXLAN link", self.name))
+    }
+
+    fn create(&mut self, info: Vec<LinkInfo>) -> io::Result<()> {
+        let mut message = LinkMessage::default();
+        message.attributes = vec![LinkAttribute::IfName(self.name.into()), LinkAttribute::LinkInfo(info)];
+        self.request(NLM_F_CREATE | NLM_F_EXCL, RouteNetlinkMessage::NewLink(message))
+    }
+
+    /// Returns the options of the link if it exists and is a VXLAN link.
+    pub(super) fn vxlan_options(&self) -> Result<Option<Vec<InfoVxlan>>, KernelError> {
+        let Some(index) = self.index() else { return Ok(None) };
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        let answers = self.socket.query(None, 0, RouteNetlinkMessage::GetLink(message));
+        let answers = answers.map_err(KernelError::call("read the link", self.name))?;
+        let options = |answer| match answer {
+            RouteNetlinkMessage::NewLink(message) => vxlan_options(message),
+            _ => None,
+        };
+        Ok(answers.into_iter().find_map(options))
+    }
+
+    /// Sets the link up.
+    pub(super) fn set_up(&mut self) -> Result<(), KernelError> {
+        let mut message = LinkMessage::default();
+        message.header.index = self.index().unwrap_or_default();
+        (message.header.flags, message.header.change_mask) = (LinkFlags::Up, LinkFlags::Up);
+        self.request(0, RouteNetlinkMessage::SetLink(message))
+            .map_err(KernelError::call("set up the link", self.name))
     }
 
     /// Removes the link with its addresses. Succeeds if it does not exist.
@@ -83,13 +114,20 @@ impl DummyLink {
 
     /// Adds an address. Succeeds if the link already has it.
     pub fn add(&mut self, address: IpAddr) -> Result<(), KernelError> {
+        self.add_within(address, AddressScope::Universe)
+    }
+
+    /// Adds an address that is valid within a scope. The kernel gives packets that leave on other
+    /// links no source of the scope of a link. Succeeds if the link already has the address.
+    pub(super) fn add_within(&mut self, address: IpAddr, scope: AddressScope) -> Result<(), KernelError> {
         let (flags, exists) = (NLM_F_CREATE | NLM_F_EXCL, libc::EEXIST);
-        self.change("add", address, flags, RouteNetlinkMessage::NewAddress, exists)
+        self.change("add", address, scope, flags, RouteNetlinkMessage::NewAddress, exists)
     }
 
     /// Deletes an address. Succeeds if the link does not have it.
     pub fn delete(&mut self, address: IpAddr) -> Result<(), KernelError> {
-        self.change("delete", address, 0, RouteNetlinkMessage::DelAddress, libc::EADDRNOTAVAIL)
+        let scope = AddressScope::Universe;
+        self.change("delete", address, scope, 0, RouteNetlinkMessage::DelAddress, libc::EADDRNOTAVAIL)
     }
 
     /// Adds or deletes an address. The error number `done` means that nothing has to change.
@@ -97,6 +135,7 @@ impl DummyLink {
         &mut self,
         operation: &'static str,
         address: IpAddr,
+        scope: AddressScope,
         flags: u16,
         message: fn(AddressMessage) -> RouteNetlinkMessage,
         done: i32,
@@ -106,6 +145,7 @@ impl DummyLink {
             IpAddr::V4(_) => (AddressFamily::Inet, 32),
             IpAddr::V6(_) => (AddressFamily::Inet6, 128),
         };
+        body.header.scope = scope;
         body.attributes = vec![AddressAttribute::Local(address), AddressAttribute::Address(address)];
         let changed = match self.index() {
             Some(index) => {
@@ -125,6 +165,17 @@ impl DummyLink {
     fn request(&mut self, flags: u16, message: RouteNetlinkMessage) -> io::Result<()> {
         self.socket.query(None, flags, message).map(drop)
     }
+}
+
+fn vxlan_options(message: LinkMessage) -> Option<Vec<InfoVxlan>> {
+    let info = message.attributes.into_iter().find_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(info) => Some(info),
+        _ => None,
+    });
+    info?.into_iter().find_map(|info| match info {
+        LinkInfo::Data(InfoData::Vxlan(options)) => Some(options),
+        _ => None,
+    })
 }
 
 fn address(message: &AddressMessage) -> Option<IpAddr> {
