@@ -22,6 +22,7 @@ const NOT_COMPARED: &[(&str, &str)] = &[
     ("detect-local-interface-prefix-of-others", "an address does not say which link its pod has"),
     ("direct-path", "a firewall drops"),
     ("direct-path-and-filters-of-others", "a filter on the pod's link drops"),
+    ("dsr-large", "a datagram is too big"),
     ("forward-policy-drop-legacy", "the policy of FORWARD drops"),
     ("forward-policy-drop-nft", "the policy of FORWARD drops"),
     ("maglev", "the port of the client decides"),

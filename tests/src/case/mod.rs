@@ -58,6 +58,9 @@ pub struct Case {
     /// Hosts of node1 whose processes run outside the cgroup of the proxy.
     #[serde(default, rename = "outside-cgroup")]
     pub outside_cgroup: Vec<Host>,
+    /// The nodes on which the proxy runs.
+    #[serde(default = "only_node1")]
+    pub proxies: Vec<Host>,
     /// Commands that change the world of this case before the proxy starts.
     #[serde(default)]
     pub world: Vec<Commands>,
@@ -144,7 +147,8 @@ impl Case {
     /// Returns true if the case needs its own world, because it changes more than the proxy
     /// removes.
     pub fn needs_own_world(&self) -> bool {
-        !self.outside_cgroup.is_empty()
+        self.proxies != only_node1()
+            || !self.outside_cgroup.is_empty()
             || !self.world.is_empty()
             || !self.ports_with_xdp.is_empty()
             || self.steps.iter().any(|step| !step.run.is_empty() || step.mode.is_some())
@@ -175,6 +179,7 @@ impl Case {
         if let Some(host) = self.outside_cgroup.iter().find(|host| host.cgroup() != CgroupSubtree::Node1) {
             bail!("outside-cgroup: {host} is always outside; only node1 and its pods are inside");
         }
+        self.check_proxies()?;
         ensure!(!self.steps.is_empty(), "steps: the list is empty");
         let mut open = BTreeSet::new();
         for (number, step) in self.steps.iter().enumerate() {
@@ -197,6 +202,29 @@ impl Case {
         }
         Ok(())
     }
+
+    /// Without a proxy on node1, the runner does not see when a step is programmed. In other modes
+    /// than ebpf, nothing needs a second proxy.
+    fn check_proxies(&self) -> Result<()> {
+        const NODES: [Host; 2] = [Host::Node1, Host::Node2];
+        if let Some(host) = self.proxies.iter().find(|host| !NODES.contains(host)) {
+            bail!("proxies: {host} is not a node; the nodes are node1 and node2");
+        }
+        ensure!(self.proxies.contains(&Host::Node1), "proxies: node1 is missing; it always has a proxy");
+        let distinct: BTreeSet<_> = self.proxies.iter().collect();
+        ensure!(distinct.len() == self.proxies.len(), "proxies: a node is in the list twice");
+        let only_ebpf = self.modes == ["ebpf"] && self.steps.iter().all(|step| step.mode.is_none());
+        let needs_ebpf = self.proxies.contains(&Host::Node2);
+        ensure!(
+            only_ebpf || !needs_ebpf,
+            "proxies: a case with a proxy on node2 needs `modes: [ebpf]`, and has no step with `mode`"
+        );
+        Ok(())
+    }
+}
+
+fn only_node1() -> Vec<Host> {
+    vec![Host::Node1]
 }
 
 impl FromStr for Case {

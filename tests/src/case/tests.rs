@@ -72,6 +72,25 @@ fn a_case_that_changes_the_world_needs_its_own_world() {
 }
 
 #[test]
+fn a_case_can_have_a_proxy_on_node2_in_mode_ebpf() {
+    let case = |head: &str| format!("{{name: x, about: y, {head}, steps: [{{}}]}}").parse::<Case>();
+    let both = case("modes: [ebpf], proxies: [node1, node2]").unwrap();
+    assert!(both.needs_own_world() && both.proxies == [Host::Node1, Host::Node2]);
+    let usual = case("modes: [ebpf]").unwrap();
+    assert!(!usual.needs_own_world() && usual.proxies == [Host::Node1]);
+    for (head, expected) in [
+        ("proxies: [node1, b1], modes: [ebpf]", "b1 is not a node"),
+        ("proxies: [node2], modes: [ebpf]", "node1 is missing"),
+        ("proxies: [node1, node1], modes: [ebpf]", "twice"),
+        ("proxies: [node1, node2]", "needs `modes: [ebpf]`"),
+        ("proxies: [node1, node2], modes: [ebpf, ipvs]", "needs `modes: [ebpf]`"),
+    ] {
+        let error = case(head).unwrap_err().to_string();
+        assert!(error.contains(expected), "{head}: {error}");
+    }
+}
+
+#[test]
 fn a_flow_can_expect_a_large_answer_or_a_certain_failure() {
     let large =
         flow("{from: client, to: '10.0.0.1:80', proto: tcp, answer: 9000, retransmits: 3, reach: [a1]}");

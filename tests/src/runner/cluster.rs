@@ -1,6 +1,6 @@
 //! An API server on node1, for a proxy that watches it.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::{Context as _, Result};
 use serde::Deserialize as _;
@@ -13,17 +13,22 @@ use crate::{
     world::{Host, World},
 };
 
-/// A server on node1's loopback address. It runs in this process and ends with it.
+/// A server on node1. It runs in this process and ends with it.
 pub struct Cluster {
     server: ApiServer,
     runtime: Runtime,
 }
 
 impl Cluster {
-    /// Starts a server without objects.
+    /// Starts a server without objects on node1's loopback address.
     pub fn start(world: &World) -> Result<Self> {
+        Self::start_at(world, Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// Starts a server without objects on an address of node1.
+    pub fn start_at(world: &World, address: IpAddr) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let listener = world.listen(Host::Node1, (Ipv4Addr::LOCALHOST, 0).into())?;
+        let listener = world.listen(Host::Node1, (address, 0).into())?;
         let server = {
             let _entered = runtime.enter();
             ApiServer::start_on(TcpListener::from_std(listener)?)?

@@ -1,5 +1,5 @@
-//! The conformance runner. For each case it runs the real proxy on node1, gives it objects, and
-//! checks flows.
+//! The conformance runner. For each case it runs the real proxy on the nodes of the case, gives it
+//! objects, and checks flows.
 
 mod cluster;
 mod config;
@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use proxy_userspace::kernel::bpf::live_frames::Fate;
 
 pub use self::{
@@ -36,7 +36,7 @@ use crate::{
     deadline::{Deadline, Stopwatch},
     explained,
     flow::{self, FlowResult},
-    world::World,
+    world::{Host, World},
 };
 
 /// The time for the proxy to program a change, and for a flow to hold after it.
@@ -69,7 +69,8 @@ struct CaseRun<'a> {
     case: &'a Case,
     objects: Objects,
     marker: Marker,
-    proxy: Option<Proxy>,
+    /// One for each node of the case. Empty in a run without a proxy.
+    proxies: Vec<Proxy>,
     proxy_is_up: bool,
     report: CaseReport,
 }
@@ -114,26 +115,30 @@ impl Runner {
     }
 
     fn start<'a>(&'a mut self, case: &'a Case) -> Result<CaseRun<'a>> {
-        let objects = Objects::create(self.source, &self.world)?;
-        let marker = Marker::place(&objects)?;
-        let mut proxy = self
-            .shunt
-            .as_deref()
-            .map(|shunt| Proxy::new(&self.world, shunt, &self.mode, &objects, &case.config))
-            .transpose()?;
-        if let Some(proxy) = &mut proxy {
-            proxy.clear_log()?;
-            self.flags.iter().for_each(|(flag, value)| proxy.set_flag(flag, value));
-        }
+        let has_one_node = case.proxies.len() == 1;
+        let create = if has_one_node { Objects::create } else { Objects::create_for_all };
+        let objects = create(self.source, &self.world)?;
+        let marker = Marker::place(&self.world, &objects, &case.proxies)?;
+        let new = |node: &Host| self.new_proxy(*node, case, &objects);
+        let proxies = case.proxies.iter().filter_map(|node| new(node).transpose());
+        let proxies = proxies.collect::<Result<_>>()?;
         Ok(CaseRun {
             world: &mut self.world,
             case,
             objects,
             marker,
-            proxy,
+            proxies,
             proxy_is_up: false,
             report: CaseReport::new(case),
         })
+    }
+
+    fn new_proxy(&self, node: Host, case: &Case, objects: &Objects) -> Result<Option<Proxy>> {
+        let Some(shunt) = &self.shunt else { return Ok(None) };
+        let mut proxy = Proxy::on(node, &self.world, shunt, &self.mode, objects, &case.config)?;
+        proxy.clear_log()?;
+        self.flags.iter().for_each(|(flag, value)| proxy.set_flag(flag, value));
+        Ok(Some(proxy))
     }
 }
 
@@ -159,50 +164,50 @@ impl CaseRun<'_> {
         self.report
     }
 
-    /// Makes the changes of a step, and waits until the proxy has programmed them.
+    /// Makes the changes of a step, and waits until all proxies have programmed them.
     fn apply_changes(&mut self, number: usize, step: &Step) -> Result<()> {
-        if step.stop
-            && let Some(proxy) = &mut self.proxy
-        {
-            proxy.stop()?;
+        if step.stop {
+            self.proxies.iter_mut().try_for_each(|proxy| proxy.stop().with_context(|| at(proxy)))?;
             self.proxy_is_up = false;
         }
-        if step.cleanup
-            && let Some(proxy) = &self.proxy
-        {
+        if step.cleanup {
             ensure!(!self.proxy_is_up, "cleanup: the proxy runs; stop it first");
-            proxy.clean_up(self.world)?;
+            self.proxies
+                .iter()
+                .try_for_each(|proxy| proxy.clean_up(self.world).with_context(|| at(proxy)))?;
         }
-        if let Some(mode) = &step.mode
-            && let Some(proxy) = &mut self.proxy
-        {
+        if let Some(mode) = &step.mode {
             ensure!(!self.proxy_is_up, "mode: the proxy runs; stop it first");
-            proxy.set_mode(mode, &self.case.config)?;
+            self.proxies.iter_mut().try_for_each(|proxy| proxy.set_mode(mode, &self.case.config))?;
         }
         let deletes = self.proxy_is_up && !step.delete.is_empty();
         if deletes {
-            Marker::prepare_deletion(self.world, &self.objects, PROGRAM_TIMEOUT)?;
+            self.marker.prepare_deletion(self.world, &self.objects, PROGRAM_TIMEOUT)?;
         }
         step.delete.iter().try_for_each(|key| self.objects.delete(key))?;
         step.apply.iter().try_for_each(|object| self.objects.apply(&object.key, &object.manifest))?;
-        let Some(proxy) = &mut self.proxy else {
-            return run_commands(self.world, &step.run);
-        };
         if number == 0 || step.start {
-            proxy.start(self.world)?;
-            self.proxy_is_up = true;
+            self.start_proxies()?;
         } else if self.proxy_is_up {
             if deletes {
-                Marker::delete(self.world, &self.objects, PROGRAM_TIMEOUT)?;
+                self.marker.delete(self.world, &self.objects, PROGRAM_TIMEOUT)?;
             }
             self.marker.wait_until_programmed(self.world, &self.objects, PROGRAM_TIMEOUT)?;
         }
         run_commands(self.world, &step.run)
     }
 
+    fn start_proxies(&mut self) -> Result<()> {
+        for proxy in &mut self.proxies {
+            proxy.start(self.world).with_context(|| at(proxy))?;
+            self.proxy_is_up = true;
+        }
+        Ok(())
+    }
+
     fn run_flow(&mut self, flow: &Flow) -> FlowResult {
         // Without a proxy, there is nothing to wait for.
-        let patience = if self.proxy.is_some() { PROGRAM_TIMEOUT } else { Duration::ZERO };
+        let patience = if self.proxies.is_empty() { Duration::ZERO } else { PROGRAM_TIMEOUT };
         let explained = self.check_explanation(flow);
         match flow::run(self.world, flow, patience) {
             Ok(FlowResult::Held { late }) => match explained.or_else(|_| self.check_later(flow)) {
@@ -229,24 +234,30 @@ impl CaseRun<'_> {
         in_time.map_or_else(|| self.check_explanation(flow), Ok)
     }
 
-    /// Closes the connections that flows kept open, stops the proxy and has it clean up.
+    /// Closes the connections that flows kept open, stops the proxies and has them clean up.
     fn end(&mut self) {
         for host in self.world.hosts() {
             if let Err(error) = self.world.agent(host).and_then(Agent::close) {
                 self.report.add_problem(&format!("close the connections of {host}"), &error);
             }
         }
-        let Some(proxy) = &mut self.proxy else { return };
-        if let Err(error) = proxy.stop() {
-            self.report.add_problem("stop the proxy", &error);
-        }
-        if let Err(error) = proxy.clean_up(self.world) {
-            self.report.add_problem("clean up", &error);
+        for proxy in &mut self.proxies {
+            if let Err(error) = proxy.stop() {
+                self.report.add_problem(&format!("stop {}", at(proxy)), &error);
+            }
+            if let Err(error) = proxy.clean_up(self.world) {
+                self.report.add_problem(&format!("clean up {}", at(proxy)), &error);
+            }
         }
         if self.report.failed() > 0 {
-            self.report.log_tail = proxy.log_tail(LOG_LINES);
+            let tails = self.proxies.iter().map(|proxy| (proxy.node(), proxy.log_tail(LOG_LINES)));
+            self.report.log_tails = tails.collect();
         }
     }
+}
+
+fn at(proxy: &Proxy) -> String {
+    format!("the proxy on {}", proxy.node())
 }
 
 fn run_commands(world: &World, commands: &[Commands]) -> Result<()> {

@@ -4,7 +4,10 @@ use anyhow::Result;
 use serde_yaml_ng::Mapping;
 
 use super::{Cluster, Manifests};
-use crate::{case::ObjectKey, world::World};
+use crate::{
+    case::ObjectKey,
+    world::{Host, World},
+};
 
 /// A source of objects for a proxy.
 pub trait ObjectSource {
@@ -48,6 +51,17 @@ impl Objects {
         match from {
             ObjectSourceKind::Manifests => Manifests::create(world.directory()).map(Self::Manifests),
             ObjectSourceKind::Api => Cluster::start(world).map(Self::Api),
+        }
+    }
+
+    /// Creates a source without objects that proxies on all nodes can reach.
+    pub fn create_for_all(from: ObjectSourceKind, world: &World) -> Result<Self> {
+        match from {
+            ObjectSourceKind::Manifests => Self::create(from, world),
+            ObjectSourceKind::Api => {
+                let address = Host::Node1.addresses()[0].addr();
+                Cluster::start_at(world, address).map(Self::Api)
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! The proxy under test: the real binary as a process on node1.
+//! The proxy under test: the real binary as a process on a node.
 
 use std::{
     fs::{self, File},
@@ -27,6 +27,7 @@ const CLEANUP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How to run the proxy, and its process while it runs.
 pub struct Proxy {
+    node: Host,
     program: PathBuf,
     arguments: Vec<String>,
     pin_directory: PathBuf,
@@ -45,25 +46,50 @@ impl Proxy {
         source: &impl ObjectSource,
         fields: &Mapping,
     ) -> Result<Self> {
-        let config = world.directory().join("config.yaml");
+        Self::on(Host::Node1, world, program, mode, source, fields)
+    }
+
+    /// Does the same for a node. The base has the name of node1, so another node has a flag.
+    pub fn on(
+        node: Host,
+        world: &World,
+        program: &Path,
+        mode: &str,
+        source: &impl ObjectSource,
+        fields: &Mapping,
+    ) -> Result<Self> {
+        let file = |name: &str| match node {
+            Host::Node1 => world.directory().join(name),
+            _ => world.directory().join(format!("{node}-{name}")),
+        };
+        let config = file("config.yaml");
         let path = |path: &Path| path.display().to_string();
         let arguments = [
             ("--mode", mode.to_owned()),
             source.flag(),
             ("--config", path(&config)),
-            ("--cgroup-root", path(&world.cgroup_root())),
-            ("--bpf-pin-dir", path(&world.pin_directory())),
+            ("--cgroup-root", path(&world.cgroup_of(node))),
+            ("--bpf-pin-dir", path(&world.pins_of(node))),
         ];
-        let this = Self {
+        let mut this = Self {
+            node,
             program: program.to_owned(),
             arguments: arguments.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect(),
-            pin_directory: world.pin_directory(),
-            log: world.directory().join("proxy.log"),
+            pin_directory: world.pins_of(node),
+            log: file("proxy.log"),
             running: None,
             config,
         };
+        if node != Host::Node1 {
+            this.set_flag("--hostname-override", node.name());
+        }
         this.configure(mode, fields)?;
         Ok(this)
+    }
+
+    /// Returns the node on which it runs.
+    pub fn node(&self) -> Host {
+        self.node
     }
 
     /// Returns the flags of the proxy.
@@ -87,7 +113,7 @@ impl Proxy {
     /// Starts its process.
     pub fn spawn(&mut self, world: &World) -> Result<()> {
         ensure!(self.running.is_none(), "the proxy is already running");
-        self.running = Some(world.spawn(Host::Node1, &self.program, &self.arguments, &self.open_log()?)?);
+        self.running = Some(world.spawn(self.node, &self.program, &self.arguments, &self.open_log()?)?);
         Ok(())
     }
 
@@ -150,7 +176,7 @@ impl Proxy {
     pub fn clean_up(&self, world: &World) -> Result<()> {
         let mut arguments = self.arguments.clone();
         arguments.push("--cleanup".to_owned());
-        let mut running = world.spawn(Host::Node1, &self.program, &arguments, &self.open_log()?)?;
+        let mut running = world.spawn(self.node, &self.program, &arguments, &self.open_log()?)?;
         let Some(status) = running.wait(CLEANUP_TIMEOUT)? else {
             bail!("--cleanup did not end within {CLEANUP_TIMEOUT:?} and was killed");
         };
@@ -189,7 +215,7 @@ impl Proxy {
             let (status, log) = (describe_status(status), self.log_tail(15));
             bail!("the proxy ended with {status} before it was healthy; the end of its log:\n{log}");
         }
-        match world.agent(Host::Node1)?.get(get.clone())? {
+        match world.agent(self.node)?.get(get.clone())? {
             Ok(page) if page.status == 200 => return Ok(Some(())),
             Ok(page) => *last = format!("status {}: {}", page.status, page.body),
             Err(failure) => *last = failure.message,

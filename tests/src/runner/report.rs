@@ -27,8 +27,8 @@ pub struct CaseReport {
     /// Problems other than failed flows: the proxy did not start, did not stop, or left something
     /// behind.
     pub problems: Vec<String>,
-    /// The end of the proxy's log, if anything failed.
-    pub log_tail: String,
+    /// The ends of the logs of the proxies, if anything failed.
+    pub log_tails: BTreeMap<Host, String>,
     /// The duration.
     pub took: Duration,
 }
@@ -73,7 +73,7 @@ impl CaseReport {
             left_out: None,
             flows: Vec::new(),
             problems: Vec::new(),
-            log_tail: String::new(),
+            log_tails: BTreeMap::new(),
             took: Duration::ZERO,
         }
     }
@@ -182,9 +182,10 @@ impl fmt::Display for CaseReport {
         for problem in &self.problems {
             write!(f, "\n    {problem}")?;
         }
-        if failed > 0 && !self.log_tail.is_empty() {
-            write!(f, "\n    the end of the proxy's log:")?;
-            self.log_tail.lines().try_for_each(|line| write!(f, "\n      | {line}"))?;
+        let tails = self.log_tails.iter().filter(|(_, tail)| failed > 0 && !tail.is_empty());
+        for (node, tail) in tails {
+            write!(f, "\n    the end of the log of the proxy on {node}:")?;
+            tail.lines().try_for_each(|line| write!(f, "\n      | {line}"))?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The run's cgroup v2 subtrees: one for node1 and its pods, one for all other hosts.
+//! The run's cgroup v2 subtrees: one for each node and its pods, one for all other hosts.
 
 use std::{
     fs, io,

@@ -106,13 +106,25 @@ impl World {
 
     /// Returns the cgroup of the processes of node1 and its pods.
     pub fn cgroup_root(&self) -> PathBuf {
-        self.cgroup.join(CgroupSubtree::Node1.name())
+        self.cgroup_of(Host::Node1)
     }
 
-    /// Returns the directory in which the proxy under test pins its maps and links. The proxy
-    /// creates it.
+    /// Returns the cgroup of the processes of a host.
+    pub fn cgroup_of(&self, host: Host) -> PathBuf {
+        self.cgroup.join(host.cgroup().name())
+    }
+
+    /// Returns the directory in which the proxy on node1 pins its maps and links. The proxy creates
+    /// it.
     pub fn pin_directory(&self) -> PathBuf {
-        bpffs::directory(self.run.name()).join("shunt")
+        self.pins_of(Host::Node1)
+    }
+
+    /// Returns the directory of pins for the proxy of a host. This is the proxy of the pod's node,
+    /// and that of node1 for hosts without one.
+    pub fn pins_of(&self, host: Host) -> PathBuf {
+        let name = if host.cgroup() == CgroupSubtree::Node2 { "shunt-node2" } else { "shunt" };
+        bpffs::directory(self.run.name()).join(name)
     }
 
     /// Returns the hosts of this world.
@@ -145,7 +157,7 @@ impl World {
     /// Runs a shell command line on a host, in its namespace and cgroup. It must succeed.
     pub fn run(&self, host: Host, line: &str) -> Result<String> {
         let _build_lock = BUILD_LOCK.read().unwrap_or_else(PoisonError::into_inner);
-        let command = format!("PINS={}\n{line}", self.pin_directory().display());
+        let command = format!("PINS={}\n{line}", self.pins_of(host).display());
         let finished = self.inside(host)?.run_with_timeout(
             Path::new("/bin/bash"),
             &["-ec", &command],
@@ -252,7 +264,7 @@ impl World {
         Ok(HostContext {
             program: self.program.clone(),
             namespace: self.namespace(host)?.path().to_owned(),
-            cgroup: self.cgroup.join(host.cgroup().name()),
+            cgroup: self.cgroup_of(host),
         })
     }
 }

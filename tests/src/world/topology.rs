@@ -18,7 +18,7 @@ pub enum Host {
     A2,
     /// A pod on node1.
     A3,
-    /// Another node, without a proxy.
+    /// Another node. Few cases have a proxy there.
     Node2,
     /// A pod on node2.
     B1,
@@ -35,6 +35,8 @@ pub enum Host {
 pub enum CgroupSubtree {
     /// node1 and its pods: the subtree to which the eBPF socket programs attach.
     Node1,
+    /// node2 and its pods: the subtree for a proxy on node2.
+    Node2,
     /// All other hosts.
     Others,
 }
@@ -146,7 +148,8 @@ impl Host {
     pub fn cgroup(self) -> CgroupSubtree {
         match self {
             Self::Node1 | Self::A1 | Self::A2 | Self::A3 => CgroupSubtree::Node1,
-            Self::Node2 | Self::B1 | Self::B2 | Self::Client | Self::Router => CgroupSubtree::Others,
+            Self::Node2 | Self::B1 | Self::B2 => CgroupSubtree::Node2,
+            Self::Client | Self::Router => CgroupSubtree::Others,
         }
     }
 }
@@ -158,13 +161,14 @@ impl fmt::Display for Host {
 }
 
 impl CgroupSubtree {
-    /// Both subtrees.
-    pub const ALL: [Self; 2] = [Self::Node1, Self::Others];
+    /// All subtrees.
+    pub const ALL: [Self; 3] = [Self::Node1, Self::Node2, Self::Others];
 
     /// Returns the directory's name below the run's cgroup.
     pub fn name(self) -> &'static str {
         match self {
             Self::Node1 => "node1",
+            Self::Node2 => "node2",
             Self::Others => "others",
         }
     }
