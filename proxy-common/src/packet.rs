@@ -54,9 +54,10 @@ pub trait Frame {
     /// Makes the packet leave on another link, as it is, if the program returns
     /// [`Outcome::Redirect`](crate::link::Outcome).
     fn redirect(&self, link: u32);
-    /// Makes the packet go through the tunnel to the node with this address, if the program then
-    /// redirects it to the tunnel. Returns `None` if the kernel has no memory.
-    fn tunnel_to(&self, node: &Addr) -> Option<()>;
+    /// Makes the packet go through the tunnel from `source` to the node with this address, if the
+    /// program then redirects it to the tunnel. Returns `None` if the kernel has no memory. Kernels
+    /// before 6.0 choose the source.
+    fn tunnel_to(&self, node: &Addr, source: &Addr) -> Option<()>;
     /// Returns the address of the node that sent the packet through the tunnel.
     fn tunnel_source(&self) -> Option<Addr>;
     /// Cuts the frame to its first bytes. Returns `None` if it is shorter, if the rest has a

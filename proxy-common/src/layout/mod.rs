@@ -357,7 +357,7 @@ named_enum! {
 
 map_type! {
     /// The only value of `node`. The first two fields have the same place in every layout.
-    NodeValue, 64 {
+    NodeValue, 96 {
         /// The [`LAYOUT_VERSION`] of the maps in the directory.
         layout: u32,
         /// The [`STATE_LAYOUT_VERSION`] of the maps in the directory that programs write.
@@ -394,6 +394,11 @@ map_type! {
         /// The bytes of the longest packet that leaves the node in one piece with the headers of the
         /// tunnel, including these.
         tunnel_mtu: u32,
+        /// The source of packets of the tunnel to nodes with an IPv4 address. The unspecified address
+        /// if this node has none: the kernel chooses.
+        tunnel_v4: Addr,
+        /// The same for nodes with an IPv6 address.
+        tunnel_v6: Addr,
     }
 }
 

@@ -209,7 +209,8 @@ impl<const TUNNELED: bool> Frame for MemoryFrame<TUNNELED> {
         self.redirected_to.set(link);
     }
 
-    fn tunnel_to(&self, node: &Addr) -> Option<()> {
+    fn tunnel_to(&self, node: &Addr, source: &Addr) -> Option<()> {
+        assert!(source.is_unspecified() || source.is_v4() == node.is_v4());
         self.tunneled_to.set(Some(*node));
         Some(())
     }

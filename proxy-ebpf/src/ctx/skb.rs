@@ -285,8 +285,8 @@ impl<L: Layer> Frame for Skb<L> {
     }
 
     #[inline(always)]
-    fn tunnel_to(&self, node: &Addr) -> Option<()> {
-        tunnel::send_to(self.skb, node)
+    fn tunnel_to(&self, node: &Addr, source: &Addr) -> Option<()> {
+        tunnel::send_to(self.skb, node, source)
     }
 
     #[inline(always)]

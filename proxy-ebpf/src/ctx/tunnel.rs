@@ -10,8 +10,10 @@ use proxy_common::Addr;
 
 use super::skb::succeeded;
 
-/// The size of the structure in kernels before 6.0 (26101f5ab6bd), which accept no larger one.
-const SIZE: u32 = offset_of!(bpf_tunnel_key, __bindgen_anon_3) as u32;
+/// The size of the structure with the source.
+const SIZE: u32 = size_of::<bpf_tunnel_key>() as u32;
+/// Its size in kernels before 6.0 (26101f5ab6bd), which accept no larger one.
+const SIZE_WITHOUT_SOURCE: u32 = offset_of!(bpf_tunnel_key, __bindgen_anon_3) as u32;
 
 /// The identifier of the virtual network (VNI) in the header of the tunnel.
 const NETWORK: u32 = proxy_common::layout::TUNNEL_NETWORK;
@@ -22,7 +24,7 @@ const HOPS: u8 = 64;
 /// Makes a packet go through the tunnel to a node, if it is then redirected to the tunnel. A
 /// function call of its own saves stack.
 #[inline(never)]
-pub fn send_to(skb: *mut __sk_buff, node: &Addr) -> Option<()> {
+pub fn send_to(skb: *mut __sk_buff, node: &Addr, source: &Addr) -> Option<()> {
     // SAFETY: the context is valid while the program runs. A tag belongs to the link on which the
     // packet came in, and there is none on the tunnel.
     unsafe {
@@ -34,17 +36,24 @@ pub fn send_to(skb: *mut __sk_buff, node: &Addr) -> Option<()> {
     let mut key: bpf_tunnel_key = unsafe { MaybeUninit::zeroed().assume_init() };
     key.tunnel_id = NETWORK;
     key.tunnel_ttl = HOPS;
-    let [a, b, c, d] = node.words();
+    let ([a, b, c, d], own) = (node.words(), source.words());
     let flags = if node.is_v4() {
         key.__bindgen_anon_1.remote_ipv4 = u32::from_be(d);
+        key.__bindgen_anon_3.local_ipv4 = u32::from_be(own[3]);
         // The packet within has its own checksum. IPv6 requires one.
         BPF_F_ZERO_CSUM_TX
     } else {
         key.__bindgen_anon_1.remote_ipv6 = [a, b, c, d];
+        key.__bindgen_anon_3.local_ipv6 = own;
         BPF_F_TUNINFO_IPV6
     };
     // SAFETY: the helper reads so many bytes of the structure.
-    succeeded(unsafe { bpf_skb_set_tunnel_key(skb, &raw mut key, SIZE, flags.into()) })
+    unsafe {
+        if bpf_skb_set_tunnel_key(skb, &raw mut key, SIZE, flags.into()) == 0 {
+            return Some(());
+        }
+        succeeded(bpf_skb_set_tunnel_key(skb, &raw mut key, SIZE_WITHOUT_SOURCE, flags.into()))
+    }
 }
 
 /// Returns the node from which a packet came through the tunnel. `None` if it has the identifier of
@@ -55,10 +64,10 @@ pub fn source(skb: *mut __sk_buff) -> Option<Addr> {
     let mut key: bpf_tunnel_key = unsafe { MaybeUninit::zeroed().assume_init() };
     // SAFETY: the helper writes so many bytes of the structure, or fails. It fails for a node with
     // an address of the other family.
-    let is_v4 = unsafe { bpf_skb_get_tunnel_key(skb, &raw mut key, SIZE, 0) } == 0;
+    let is_v4 = unsafe { bpf_skb_get_tunnel_key(skb, &raw mut key, SIZE_WITHOUT_SOURCE, 0) } == 0;
     let is_v6 = !is_v4
         // SAFETY: as above.
-        && unsafe { bpf_skb_get_tunnel_key(skb, &raw mut key, SIZE, BPF_F_TUNINFO_IPV6.into()) } == 0;
+        && unsafe { bpf_skb_get_tunnel_key(skb, &raw mut key, SIZE_WITHOUT_SOURCE, BPF_F_TUNINFO_IPV6.into()) } == 0;
     if key.tunnel_id != NETWORK {
         return None;
     }

@@ -167,7 +167,7 @@ impl Frame for Xdp {
     }
 
     #[inline(always)]
-    fn tunnel_to(&self, _: &Addr) -> Option<()> {
+    fn tunnel_to(&self, _: &Addr, _: &Addr) -> Option<()> {
         None
     }
 

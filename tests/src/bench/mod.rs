@@ -227,9 +227,11 @@ impl Bench {
     }
 
     fn outside(&self, report: &mut Report) -> Result<()> {
-        let (mut world, mut proxy) = self.build(&outside::HOSTS, outside::place)?;
-        report.outside =
-            outside::measure(&mut world, &mut proxy, (&self.ways, &self.workloads), self.effort)?;
+        let (mut world, manifests, mut proxy) = self.build_with_manifests(&outside::HOSTS, outside::place)?;
+        let fields = serde_yaml_ng::Mapping::new();
+        let mut other = Proxy::on(Host::Node2, &world, &self.shunt, &self.mode, &manifests, &fields)?;
+        let proxies = (&mut proxy, &mut other);
+        report.outside = outside::measure(&mut world, proxies, (&self.ways, &self.workloads), self.effort)?;
         Ok(())
     }
 

@@ -72,6 +72,9 @@ pub enum Way {
     XdpGeneric,
     /// The same, in the driver.
     XdpNative,
+    /// The proxy in mode ebpf on both nodes, with direct server return. Only for an endpoint on
+    /// another node.
+    Dsr,
 }
 
 /// Where the endpoint is.
@@ -95,7 +98,7 @@ pub(super) struct OutsideResult {
 impl Way {
     /// All ways. Conntrack translates connections in the last three. Afterwards the kernel tracks
     /// connections for a while.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Routed,
         Self::Default,
         Self::Masquerading,
@@ -103,6 +106,7 @@ impl Way {
         Self::Whole,
         Self::XdpGeneric,
         Self::XdpNative,
+        Self::Dsr,
         Self::KernelNat,
         Self::Nftables,
         Self::Programs,
@@ -120,6 +124,7 @@ impl Way {
             Self::Whole => "ebpf, direct, whole",
             Self::XdpGeneric => "ebpf, generic XDP",
             Self::XdpNative => "ebpf, native XDP",
+            Self::Dsr => "ebpf, DSR",
         }
     }
 
@@ -129,18 +134,19 @@ impl Way {
 
     /// Returns mode and configuration of the proxy, unless this way has none.
     pub(super) fn proxy(self) -> Result<Option<(&'static str, Mapping)>> {
-        let links = match self {
+        let shunt = match self {
             Self::Routed | Self::KernelNat => return Ok(None),
             Self::Nftables => return Ok(Some(("nftables", Mapping::new()))),
             Self::Default => return Ok(Some(("ebpf", Mapping::new()))),
-            Self::Programs => "{path: programs}",
-            Self::Masquerading => "{path: programs, masquerade: programs}",
-            Self::Direct => "{path: direct, masquerade: programs}",
-            Self::Whole => "{path: direct, direct: whole, masquerade: programs}",
-            Self::XdpGeneric => "{path: direct, masquerade: programs, xdp: generic}",
-            Self::XdpNative => "{path: direct, masquerade: programs, xdp: native}",
+            Self::Programs => "links: {path: programs}",
+            Self::Masquerading => "links: {path: programs, masquerade: programs}",
+            Self::Direct => "links: {path: direct, masquerade: programs}",
+            Self::Whole => "links: {path: direct, direct: whole, masquerade: programs}",
+            Self::XdpGeneric => "links: {path: direct, masquerade: programs, xdp: generic}",
+            Self::XdpNative => "links: {path: direct, masquerade: programs, xdp: native}",
+            Self::Dsr => "dsr: {enabled: true}",
         };
-        Ok(Some(("ebpf", serde_yaml_ng::from_str(&format!("{{shunt: {{links: {links}}}}}"))?)))
+        Ok(Some(("ebpf", serde_yaml_ng::from_str(&format!("{{shunt: {{{shunt}}}}}"))?)))
     }
 
     /// Returns where the client connects to.
@@ -198,7 +204,9 @@ impl Length {
             })
         });
         let service = json!({
-            "apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default"},
+            "apiVersion": "v1", "kind": "Service",
+            // Only for the way with direct server return.
+            "metadata": {"name": name, "namespace": "default", "annotations": {"shunt.dev/forwarding": "dsr"}},
             "spec": {"type": "NodePort", "clusterIP": address, "clusterIPs": [address], "ports": ports},
         });
         let ports = Workload::ALL.map(|workload| {
@@ -218,14 +226,23 @@ const fn endpoint_port(workload: Workload) -> u16 {
 /// Writes the objects of the cluster.
 pub(super) fn place(manifests: &Manifests) -> Result<()> {
     let objects: Vec<Value> =
-        Length::ALL.into_iter().flat_map(Length::objects).chain([cluster::node()]).collect();
+        Length::ALL.into_iter().flat_map(Length::objects).chain([cluster::node(), other_node()]).collect();
     cluster::place(manifests, &objects)
 }
 
-/// Measures these ways with these workloads.
+/// Returns node2, which announces that it takes packets for direct server return.
+fn other_node() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": "node2", "annotations": {"shunt.dev/dsr": format!("{NODE2}:4790")}},
+        "status": {"addresses": [{"type": "InternalIP", "address": NODE2}]},
+    })
+}
+
+/// Measures these ways with these workloads. `other` is the proxy of node2.
 pub(super) fn measure(
     world: &mut World,
-    proxy: &mut Proxy,
+    (proxy, other): (&mut Proxy, &mut Proxy),
     (ways, workloads): (&[Way], &[Workload]),
     effort: Effort,
 ) -> Result<Vec<OutsideResult>> {
@@ -239,8 +256,13 @@ pub(super) fn measure(
         if let Some((mode, fields)) = &service {
             proxy.set_mode(mode, fields)?;
             proxy.start(world)?;
+            if way == Way::Dsr {
+                other.set_mode(mode, fields)?;
+                other.start(world)?;
+            }
         }
-        for length in Length::ALL {
+        for length in Length::ALL.into_iter().filter(|length| way != Way::Dsr || *length == Length::OtherNode)
+        {
             for &workload in workloads {
                 let ratio = compare(world, way, length, workload, effort)?;
                 results.push(OutsideResult { way, length, workload, ratio });
@@ -248,6 +270,10 @@ pub(super) fn measure(
         }
         if way == Way::KernelNat {
             world.run(Host::Node1, "nft delete table ip bench")?;
+        }
+        if way == Way::Dsr {
+            other.stop()?;
+            other.clean_up(world)?;
         }
         if service.is_some() {
             proxy.stop()?;

@@ -140,13 +140,25 @@ pub(super) fn send<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, 
     if !fits(frame, packet, node, longest) {
         return too_long::answer(frame, tables, packet, longest);
     }
-    if frame.tunnel_to(node).is_none() {
+    if choose_node(frame, tables, node).is_none() {
         return finish(tables, None);
     }
     tables.count(Counter::SentThroughTunnel);
     Notes::leave(frame, Notes::FORWARDED);
     frame.redirect(link);
     Outcome::Redirect
+}
+
+/// A function call of its own saves stack.
+#[inline(never)]
+fn choose_node<F: Frame, T: Tables>(frame: &F, tables: &T, node: &Addr) -> Option<()> {
+    if node.is_v4() {
+        let source = tables.node().map_or(Addr::UNSPECIFIED_V4, |this| this.tunnel_v4);
+        frame.tunnel_to(node, &source)
+    } else {
+        let source = tables.node().map_or(Addr::UNSPECIFIED_V6, |this| this.tunnel_v6);
+        frame.tunnel_to(node, &source)
+    }
 }
 
 /// Returns true if a packet fits into the tunnel, or if the kernel may cut it: an IPv4 packet whose

@@ -231,6 +231,8 @@ impl Maps {
             direct_epoch: before.map_or(0, |value| value.direct_epoch),
             tunnel_link: before.map_or(0, |value| value.tunnel_link),
             tunnel_mtu: before.map_or(0, |value| value.tunnel_mtu),
+            tunnel_v4: before.map_or(Addr::UNSPECIFIED_V4, |value| value.tunnel_v4),
+            tunnel_v6: before.map_or(Addr::UNSPECIFIED_V6, |value| value.tunnel_v6),
         };
         self.node.set(0, value, 0).map_err(failed("write", "node"))
     }
@@ -275,7 +277,11 @@ impl Maps {
 
     /// Sets the tunnel to other nodes.
     pub(crate) fn set_tunnel(&mut self, fields: TunnelFields) -> Result<(), KernelError> {
-        self.update_node(|node| (node.tunnel_link, node.tunnel_mtu) = (fields.link, fields.mtu))
+        let TunnelFields { link, mtu, v4, v6 } = fields;
+        self.update_node(|node| {
+            (node.tunnel_link, node.tunnel_mtu) = (link, mtu);
+            (node.tunnel_v4, node.tunnel_v6) = (v4, v6);
+        })
     }
 
     /// Sets what the link programs do with new flows.
@@ -410,7 +416,12 @@ impl Maps {
             new_flows: node.new_flows,
             masquerade: MasqueradeFields { masquerading, first_port, last_port },
             direct: DirectFields { epoch: DirectEpoch(node.direct_epoch), scope: node.direct_scope },
-            tunnel: TunnelFields { link: node.tunnel_link, mtu: node.tunnel_mtu },
+            tunnel: TunnelFields {
+                link: node.tunnel_link,
+                mtu: node.tunnel_mtu,
+                v4: node.tunnel_v4,
+                v6: node.tunnel_v6,
+            },
         })
     }
 }

@@ -10,7 +10,7 @@ use proxy_common::{
 use super::{
     super::links::{HookState, LinkHook, has_program, xdp::XdpState},
     Planner,
-    step::{DirectFields, MapEntry, Step, TunnelFields},
+    step::{DirectFields, MapEntry, Step},
     translate,
 };
 use crate::{
@@ -169,10 +169,7 @@ impl Planner<'_> {
         let nodes = node.tunnel.iter().flat_map(|tunnel| &tunnel.nodes);
         let wanted = nodes.map(|address| Addr::from(*address)).collect();
         self.difference(&state.dsr_nodes, &wanted, MapEntry::DsrNode);
-        let fields = node
-            .tunnel
-            .as_ref()
-            .map_or(TunnelFields::default(), |tunnel| TunnelFields { link: tunnel.link, mtu: tunnel.mtu });
+        let fields = node.tunnel.as_ref().map(translate::tunnel).unwrap_or_default();
         self.phases.additions.extend((fields != state.tunnel).then_some(Step::SetTunnel(fields)));
     }
 

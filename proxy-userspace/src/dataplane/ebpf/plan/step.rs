@@ -173,12 +173,23 @@ pub struct DirectFields {
 }
 
 /// The tunnel to other nodes, as in the map `node`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TunnelFields {
     /// The interface index of its link, or 0 without one.
     pub link: u32,
     /// The bytes of the longest packet that leaves the node in one piece.
     pub mtu: u32,
+    /// The source of its packets to nodes with an IPv4 address, or the unspecified address.
+    pub v4: Addr,
+    /// The same for nodes with an IPv6 address.
+    pub v6: Addr,
+}
+
+impl Default for TunnelFields {
+    /// Returns the fields without a tunnel.
+    fn default() -> Self {
+        Self { link: 0, mtu: 0, v4: Addr::UNSPECIFIED_V4, v6: Addr::UNSPECIFIED_V6 }
+    }
 }
 
 /// One change to the kernel.

@@ -1,6 +1,9 @@
 //! Translates a resolved service port into entries of the maps.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
 
 use ipnet::IpNet;
 use proxy_common::{
@@ -16,12 +19,13 @@ use super::{
     any,
     ranges::{LinkSubnet, Prefix},
     state::State,
+    step::TunnelFields,
 };
 use crate::{
     model::{
         Balance, ClientLocation, Forwarding, Frontend, FrontendKind, IpFamily, LocalTrafficDetector,
         NoEndpointVerdict, NodeView, Protocol, ResolvedEndpoint, ResolvedPort, SocketScope, TrafficPolicy,
-        XdpLink,
+        TunnelView, XdpLink,
     },
     net::NetnsCookie,
 };
@@ -67,6 +71,17 @@ pub(crate) fn xdp_links(node: &NodeView, state: &State) -> BTreeMap<u32, XdpLink
 pub(crate) fn service_key(frontend: &Frontend, family: IpFamily, protocol: Protocol) -> ServiceKey {
     let addr = frontend.address.map_or(any(family), Addr::from);
     ServiceKey::new(addr, frontend.port.get(), protocol)
+}
+
+/// Returns what the programs know of the tunnel. Other nodes take packets only from the addresses
+/// that this one announces.
+pub(crate) fn tunnel(tunnel: &TunnelView) -> TunnelFields {
+    let source = |family| {
+        let address = tunnel.addresses.iter().map(SocketAddr::ip).find(|ip| IpFamily::of(*ip) == family);
+        address.map_or(any(family), Addr::from)
+    };
+    let (v4, v6) = (source(IpFamily::V4), source(IpFamily::V6));
+    TunnelFields { link: tunnel.link, mtu: tunnel.mtu, v4, v6 }
 }
 
 /// Returns the keys of the frontends of a service port, with their kinds. With direct server return,
