@@ -225,17 +225,19 @@ const fn endpoint_port(workload: Workload) -> u16 {
 
 /// Writes the objects of the cluster.
 pub(super) fn place(manifests: &Manifests) -> Result<()> {
-    let objects: Vec<Value> =
-        Length::ALL.into_iter().flat_map(Length::objects).chain([cluster::node(), other_node()]).collect();
+    let objects: Vec<Value> = Length::ALL.into_iter().flat_map(Length::objects).chain(nodes()).collect();
     cluster::place(manifests, &objects)
 }
 
-/// Returns node2, which announces that it takes packets for direct server return.
-fn other_node() -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Node",
-        "metadata": {"name": "node2", "annotations": {"shunt.dev/dsr": format!("{NODE2}:4790")}},
-        "status": {"addresses": [{"type": "InternalIP", "address": NODE2}]},
+/// Returns both nodes, which announce that they take packets for direct server return.
+fn nodes() -> [Value; 2] {
+    [("node1", NODE, "10.244.1.0/24"), ("node2", NODE2, "10.244.2.0/24")].map(|(name, address, pods)| {
+        json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": name, "annotations": {"shunt.dev/dsr": format!("{address}:4790")}},
+            "spec": {"podCIDRs": [pods]},
+            "status": {"addresses": [{"type": "InternalIP", "address": address}]},
+        })
     })
 }
 
