@@ -225,7 +225,7 @@ impl Flow {
     const fn lifetime_seconds(&self, protocol: Protocol) -> u64 {
         let has_replied = self.state & state::REPLIED != 0;
         match protocol {
-            Protocol::Udp | Protocol::Sctp if has_replied || self.is_of_node() => 120,
+            Protocol::Udp | Protocol::Sctp if has_replied || self.is_of_node() || self.is_dsr() => 120,
             Protocol::Udp | Protocol::Sctp => 30,
             Protocol::Tcp if self.is_dsr() => {
                 let is_open = has_replied && self.state & state::CLIENT_CLOSED == 0;

@@ -99,6 +99,8 @@ pub struct Link {
     pub header: LinkHeader,
     /// The bytes of the longest IP packet. 0 if the kernel does not say.
     pub mtu: u32,
+    /// The link is set up.
+    pub is_up: bool,
     /// True for the loopback link.
     pub is_loopback: bool,
     /// True for an `ifb` link. It passes packets through a qdisc that another link redirects to it,

@@ -7,11 +7,11 @@ use super::{
     client::Whereabouts, hook::Seen,
 };
 use crate::{
-    dataplane::ebpf::{leaves_pods_to_links, masquerades},
+    dataplane::ebpf::{leaves_pods_to_links, masquerades, sends_through_tunnel},
     mode::Mode,
     model::{
-        Balance, Exclusion, Forwarding, FrontendKind, Hints, IpFamily, KnownEndpoint, NoEndpointVerdict,
-        Owner, ResolvedEndpoint, ResolvedPort, TrafficPolicy,
+        Balance, Exclusion, FrontendKind, Hints, IpFamily, KnownEndpoint, NoEndpointVerdict, Owner,
+        ResolvedEndpoint, ResolvedPort, TrafficPolicy,
     },
 };
 
@@ -160,9 +160,9 @@ impl Connection<'_> {
     /// Returns true if packets to other nodes may go through the tunnel.
     fn may_use_tunnel(&self) -> bool {
         let is_on_links = self.seen.rules == Some(Mode::Ebpf) && !self.seen.is_socket();
-        let has_tunnel = self.situation.model.snapshot().node.tunnel.is_some();
-        let is_wanted = self.owner.port.forwarding == Forwarding::Dsr && self.is_external();
-        is_on_links && has_tunnel && is_wanted && !self.is_inside()
+        let node = &self.situation.model.snapshot().node;
+        let sends = sends_through_tunnel(self.owner.port, self.owner.kind, node, self.family);
+        is_on_links && node.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_up) && sends && !self.is_inside()
     }
 
     fn choice(

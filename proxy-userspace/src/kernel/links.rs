@@ -260,6 +260,7 @@ fn link(message: &LinkMessage) -> Option<Link> {
         master: master.filter(|master| *master != 0),
         header: header(message.header.link_layer_type),
         mtu: attribute!(message.attributes, LinkAttribute::Mtu(mtu) => *mtu).unwrap_or_default(),
+        is_up: message.header.flags.contains(LinkFlags::Up),
         is_loopback: message.header.flags.contains(LinkFlags::Loopback),
         is_ifb: is_kind(message, &InfoKind::Ifb),
         bridge_address: bridge_address(message),

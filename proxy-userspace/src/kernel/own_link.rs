@@ -80,13 +80,15 @@ impl OwnLink {
         Ok(answers.into_iter().find_map(options))
     }
 
-    /// Sets the link up.
-    pub(super) fn set_up(&mut self) -> Result<(), KernelError> {
+    /// Sets the link up or down. Succeeds if it does not exist.
+    pub(super) fn set(&mut self, is_up: bool) -> Result<(), KernelError> {
+        let Some(index) = self.index() else { return Ok(()) };
         let mut message = LinkMessage::default();
-        message.header.index = self.index().unwrap_or_default();
-        (message.header.flags, message.header.change_mask) = (LinkFlags::Up, LinkFlags::Up);
+        message.header.index = index;
+        message.header.flags = if is_up { LinkFlags::Up } else { LinkFlags::empty() };
+        message.header.change_mask = LinkFlags::Up;
         self.request(0, RouteNetlinkMessage::SetLink(message))
-            .map_err(KernelError::call("set up the link", self.name))
+            .map_err(KernelError::call(if is_up { "set up" } else { "set down" }, self.name))
     }
 
     /// Removes the link with its addresses. Succeeds if it does not exist.

@@ -10,6 +10,7 @@ use std::{
 };
 
 use netlink_packet_route::{address::AddressScope, link::InfoVxlan};
+use nix::net::if_::if_nametoindex;
 
 use super::{KernelError, own_link::OwnLink, sysctl::Sysctl};
 use crate::net::TUNNEL_LINK;
@@ -23,17 +24,28 @@ const LOOSE: i64 = 2;
 /// IPv4 packets whose source is reached by another link, also with a loose filter.
 const DUMMY_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 0, 8));
 
-/// Creates the tunnel with this UDP port in the network namespace of this thread. Keeps one that is
-/// there, because packets may be on their way through it.
-pub fn set_up(port: NonZeroU16) -> Result<(), KernelError> {
+/// Creates the tunnel with this UDP port in the network namespace of this thread. It is down: without
+/// a program, the kernel would take packets from anybody. Keeps one that is there, because packets
+/// may be on their way through it.
+pub fn create(port: NonZeroU16) -> Result<(), KernelError> {
     let mut link = OwnLink::open(TUNNEL_LINK)?;
     if !is_right(&link, port)? {
         link.remove()?;
         link.create_vxlan(options(port))?;
     }
-    REVERSE_PATH_FILTER.write(LOOSE)?;
-    link.add_within(DUMMY_ADDRESS, AddressScope::Link)?;
-    link.set_up()
+    // Others may have set it since: udev applies the settings of the host to new links.
+    REVERSE_PATH_FILTER.ensure(LOOSE)?;
+    link.add_within(DUMMY_ADDRESS, AddressScope::Link)
+}
+
+/// Sets the tunnel up once it has its program, or down before the program goes.
+pub fn set(is_up: bool) -> Result<(), KernelError> {
+    OwnLink::open(TUNNEL_LINK)?.set(is_up)
+}
+
+/// Returns the interface index of the tunnel, if it exists.
+pub fn index() -> Option<u32> {
+    if_nametoindex(TUNNEL_LINK).ok()
 }
 
 /// Removes the tunnel. Succeeds if it does not exist.

@@ -18,6 +18,9 @@ use crate::net::TUNNEL_LINK;
 pub struct TunnelView {
     /// The interface index of the link.
     pub link: u32,
+    /// The link is set up: the program for its packets is there. Until then nothing is sent, and
+    /// other nodes are not told to send.
+    pub is_up: bool,
     /// The bytes of the longest packet that leaves this node in one piece.
     pub mtu: u32,
     /// The addresses of the nodes whose packets are taken.
@@ -39,7 +42,7 @@ impl TunnelView {
         nodes: &OtherNodes,
     ) -> Option<Self> {
         let port = port.filter(|_| !matches!(facts.link_path, LinkPath::Netfilter { .. }))?.get();
-        let link = facts.links.iter().find(|link| &*link.name == TUNNEL_LINK)?.index;
+        let link = facts.links.iter().find(|link| &*link.name == TUNNEL_LINK)?;
         let links_of = |address: &IpAddr| {
             let address = *address;
             facts.source_addresses.iter().filter(move |source| source.address == address)
@@ -47,7 +50,8 @@ impl TunnelView {
         let mtu_of = |index: u32| facts.links.iter().find(|link| link.index == index).map(|link| link.mtu);
         let mtu = primary.values().flat_map(links_of).filter_map(|source| mtu_of(source.link)).min();
         Some(Self {
-            link,
+            link: link.index,
+            is_up: link.is_up,
             mtu: mtu.unwrap_or(ETHERNET_MTU),
             nodes: nodes.with_port(port),
             addresses: primary

@@ -99,7 +99,7 @@ impl SyncLoop {
     /// Returns where this node takes packets of the tunnel, if its Node object says something else.
     fn dsr_announcement(&self) -> Option<Vec<SocketAddr>> {
         let announced = &self.model.node()?.dsr_addresses;
-        let tunnel = self.model.snapshot().node.tunnel.as_ref();
+        let tunnel = self.model.snapshot().node.tunnel.as_ref().filter(|tunnel| tunnel.is_up);
         let addresses = tunnel.map_or(&[][..], |tunnel| &tunnel.addresses);
         (announced != addresses).then(|| addresses.to_vec())
     }

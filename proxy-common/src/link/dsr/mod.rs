@@ -61,17 +61,54 @@ pub(super) fn state<F: Frame>(tables: &impl Tables, service: &ServiceValue, is_l
 }
 
 /// Makes a new flow go through the tunnel, if its endpoint is on another node that takes packets of
-/// it.
+/// it. A process of such a node would get its own packets back, and drop them.
 #[inline(never)]
 pub(super) fn take<T: Tables>(tables: &T, flow: &mut Flow) {
-    let key = DsrKey { service: flow.service, addr: flow.destination.addr };
-    let has_link = tables.node().is_some_and(|node| node.tunnel_link != 0);
-    match tables.dsr_node(&key).filter(|_| has_link) {
-        Some(node) => {
+    let is_of_node = tables.is_dsr_node(&flow.source.addr);
+    match node_of(tables, flow) {
+        Some(node) if !is_of_node => {
             flow.source = Endpoint::new(node, 0);
             flow.state &= !(flow_state::MASQUERADE | flow_state::WHOLE);
         }
-        None => flow.state &= !flow_state::DSR,
+        _ => flow.state &= !flow_state::DSR,
+    }
+}
+
+/// Returns the node of a flow's endpoint, if packets for it go through the tunnel.
+#[inline(always)]
+fn node_of(tables: &impl Tables, flow: &Flow) -> Option<Addr> {
+    let key = DsrKey { service: flow.service, addr: flow.destination.addr };
+    if has_link(tables) { tables.dsr_node(&key) } else { None }
+}
+
+#[inline(always)]
+fn has_link(tables: &impl Tables) -> bool {
+    tables.node().is_some_and(|node| node.tunnel_link != 0)
+}
+
+/// Returns true if the flow of a packet still goes through the tunnel. A connection stays at its
+/// node while there is a tunnel. A SYN and a datagram do so while the node takes packets for the
+/// endpoint.
+#[inline(never)]
+pub(super) fn goes_on<F: Frame, T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
+    let flow = &incoming.flow;
+    if !tables.has_tunnel() || F::IS_TUNNELED {
+        return false;
+    }
+    if incoming.is_midstream() {
+        return has_link(tables);
+    }
+    node_of(tables, flow).is_some_and(|node| node == flow.source.addr)
+}
+
+/// Notes a SYN on a connection that goes through the tunnel. It may begin a new one, which is not
+/// closed. The endpoint's node decides.
+#[inline(never)]
+pub(super) fn note_syn<T: Tables>(tables: &T, incoming: &ClientPacket) {
+    let ClientPacket { key, flow, now_ns, .. } = incoming;
+    if flow.state & flow_state::CLIENT_CLOSED != 0 {
+        let state = flow.state & !flow_state::CLIENT_CLOSED;
+        tables.put_flow(key, &Flow { state, used_ns: *now_ns, ..*flow });
     }
 }
 

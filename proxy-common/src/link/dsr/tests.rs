@@ -115,3 +115,23 @@ fn segment_of_an_unknown_connection_is_refused() {
         result.is_refused();
     });
 }
+
+/// The client reached this node before, which chose an endpoint on another one.
+#[test]
+fn packet_from_the_tunnel_does_not_follow_a_flow_into_the_tunnel() {
+    on_nodes(|node| {
+        let (ip, vip) = (node.ip, node.ip.external_ip);
+        let service = add_service(node, vip).with_flags(flags::DSR);
+        let endpoint =
+            crate::layout::DsrKey { service: service.value.service, addr: service.outside[0].ip().into() };
+        node.config.dsr_endpoints.insert(endpoint, ip.router.into());
+        node.put_service(&service);
+        let key = ServiceKey::new(vip.into(), 30_080, Protocol::Tcp);
+        let value = node.config.services[&key];
+        node.config.services.insert(key.tunneled(), value);
+        node.write_maps();
+        let packet = syn(node, vip);
+        node.ingress(&packet).is_redirected_as(&packet);
+        tunneled(node, &packet, ip.router).becomes(&packet.clone().to(service.outside[0]));
+    });
+}

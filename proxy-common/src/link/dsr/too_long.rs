@@ -16,8 +16,8 @@ const KEPT_V4: u32 = 20 + 28;
 const KEPT_V6: u32 = 40 + 28;
 
 /// The bytes before them: IP header and ICMP header.
-const HEADERS_V4: u32 = 20 + 8;
-const HEADERS_V6: u32 = 40 + 8;
+const ERROR_HEADERS_V4: u32 = 20 + 8;
+const ERROR_HEADERS_V6: u32 = 40 + 8;
 
 const HOPS: u8 = 64;
 
@@ -55,12 +55,12 @@ fn become_error_v4<F: Frame>(frame: &F, packet: &Packet, longest: u32) -> Option
     let header = packet.header();
     let kept = sum(frame, header, KEPT_V4)?;
     frame.cut(header + KEPT_V4)?;
-    frame.insert(HEADERS_V4)?;
+    frame.insert(ERROR_HEADERS_V4)?;
     let [_, _, high, low] = longest.to_be_bytes();
     let icmp = [3, 4, 0, 0, 0, 0, high, low];
     let [a, b] = checksum::of_message(&icmp, kept);
     let [s, d] = [&packet.destination, &packet.source].map(|addr| addr.words()[3].to_ne_bytes());
-    let [_, _, l0, l1] = (HEADERS_V4 + KEPT_V4).to_be_bytes();
+    let [_, _, l0, l1] = (ERROR_HEADERS_V4 + KEPT_V4).to_be_bytes();
     let ip = |[x, y]: [u8; 2]| {
         [0x45, 0, l0, l1, 0, 0, 0x40, 0, HOPS, ICMP, x, y, s[0], s[1], s[2], s[3], d[0], d[1], d[2], d[3]]
     };
@@ -75,7 +75,7 @@ fn become_error_v6<F: Frame>(frame: &F, packet: &Packet, longest: u32) -> Option
     let header = packet.header();
     let kept = sum(frame, header, KEPT_V6)?;
     frame.cut(header + KEPT_V6)?;
-    frame.insert(HEADERS_V6)?;
+    frame.insert(ERROR_HEADERS_V6)?;
     let [m0, m1, m2, m3] = longest.to_be_bytes();
     let icmp = [2, 0, 0, 0, m0, m1, m2, m3];
     let before = checksum::sum_of_pseudo_header(&packet.destination, &packet.source, ICMPV6, LENGTH);

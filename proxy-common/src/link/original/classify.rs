@@ -174,7 +174,7 @@ fn begin<F: Frame>(
         generation: service.generation,
         state: masquerade_state(service, is_local, source, endpoint)
             | flow_state::of_list(slots.list)
-            | direct::state(tables)
+            | if F::IS_TUNNELED { 0 } else { direct::state(tables) }
             | dsr::state::<F>(tables, service, is_local),
         acknowledged: 0,
         used_ns: incoming.now_ns,
@@ -255,8 +255,24 @@ fn unknown_connection<F: Frame, T: Tables>(
             let is_adopted = may_be_adopted(incoming, &service) && !is_local(frame, tables, &incoming.key);
             (!is_adopted).then(|| refuse(frame, tables, service.service, Counter::UnknownConnection))
         }
+        _ if tables.has_tunnel()
+            && may_be_of_node_port(frame, tables, incoming)
+            && !frame.has_socket(incoming.protocol, &incoming.key.tuple()) =>
+        {
+            None
+        }
         _ => Some(Classification::Proceed),
     }
+}
+
+/// Returns true if a segment to an address of the node may belong to a connection to a node port that
+/// goes through the tunnel. It may also belong to a socket of the node.
+#[inline(never)]
+fn may_be_of_node_port<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &ClientPacket) -> bool {
+    let Some(service) = find::<F>(tables, incoming) else { return false };
+    service.flags & flags::DSR != 0
+        && may_be_adopted(incoming, &service)
+        && !is_local(frame, tables, &incoming.key)
 }
 
 /// Returns true if a segment may belong to a connection that a Maglev table leads to its endpoint.

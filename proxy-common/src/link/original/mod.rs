@@ -54,7 +54,7 @@ pub(super) fn transport<F: Frame, T: Tables>(
     let key = FlowKey::new(Direction::Original, protocol, packet.tuple(ports));
     let mut incoming = ClientPacket { key, flow: Flow::NONE, protocol, tcp, now_ns: 0 };
     incoming.now_ns = tables.now_ns();
-    find_flow(tables, &mut incoming);
+    find_flow::<F>(tables, &mut incoming);
     match classify(frame, tables, &mut incoming) {
         Classification::Existing => {
             let ClientPacket { flow, now_ns, .. } = &incoming;
@@ -97,13 +97,15 @@ pub(super) fn transport<F: Frame, T: Tables>(
     translate(frame, tables, packet, &incoming)
 }
 
-/// Finds the flow of a packet. If the tunnel was turned off, flows that went through it end.
+/// Finds the flow of a packet. Removes one that went through the tunnel and cannot go on.
 #[inline(always)]
-fn find_flow(tables: &impl Tables, incoming: &mut ClientPacket) {
-    match tables.flow(&incoming.key) {
-        Some(flow) if flow.is_dsr() && !tables.has_tunnel() => tables.remove_flow(&incoming.key),
-        Some(flow) => incoming.flow = flow,
-        None => {}
+fn find_flow<F: Frame>(tables: &impl Tables, incoming: &mut ClientPacket) {
+    if let Some(flow) = tables.flow(&incoming.key) {
+        incoming.flow = flow;
+    }
+    if incoming.flow.is_dsr() && !dsr::goes_on::<F, _>(tables, incoming) {
+        tables.remove_flow(&incoming.key);
+        incoming.flow = Flow::NONE;
     }
 }
 
@@ -125,7 +127,9 @@ fn adopt(frame: &impl Frame, tables: &impl Tables, packet: &Packet, incoming: &m
 #[inline(always)]
 pub(super) fn observe<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, incoming: &ClientPacket) {
     let ClientPacket { key, flow, tcp, now_ns, .. } = incoming;
-    if tcp.is_syn() && flow.state & flow_state::REPLIED != 0 {
+    if tcp.is_syn() && flow.is_dsr() {
+        dsr::note_syn(tables, incoming);
+    } else if tcp.is_syn() && flow.state & flow_state::REPLIED != 0 {
         flow::note_syn(tables, key, flow, *now_ns);
     } else if !tcp.has_rst() || is_acceptable_reset(frame, tables, packet, incoming) {
         let observed = observed_state(Direction::Original, *tcp) | dsr::observed_state(flow, *tcp);

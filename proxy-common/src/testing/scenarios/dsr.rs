@@ -8,7 +8,8 @@ use super::{
 };
 use crate::{
     Protocol::{self, Tcp, Udp},
-    layout::{Counter, Direction, DsrKey, flags, flow_state},
+    layout::{Counter, Direction, DsrKey, List, MaglevKey, MaglevPage, flags, flow_state},
+    maglev::TableSize,
     packet::TcpFlags,
     testing::{FrameResult, Payload, TestNode, TestPacket},
 };
@@ -79,10 +80,12 @@ fn connection_stays_at_its_node_when_endpoints_change(node: &mut TestNode<'_>) {
     let other = addr(node.ip.other_pod, 8080);
     node.put_service(&fixture.service.clone().with_endpoints(&[other]));
     is_tunneled(&node.ingress(&fixture.next()), &fixture.next());
-    // Anybody may have sent these.
+    // Anybody may have sent these, and waited in between.
     is_tunneled(&node.ingress(&fixture.first), &fixture.first);
     let reset = fixture.next().flags(TcpFlags::RST_ALONE);
     is_tunneled(&node.ingress(&reset), &reset);
+    is_tunneled(&node.ingress(&fixture.first), &fixture.first);
+    node.wait(10);
     is_tunneled(&node.ingress(&fixture.first), &fixture.first);
     node.wait(3_600);
     is_tunneled(&node.ingress(&fixture.next()), &fixture.next());
@@ -95,6 +98,77 @@ fn datagrams_leave_an_endpoint_that_serves_no_more(node: &mut TestNode<'_>) {
     let mark = node.config.node.masquerade_mark;
     node.put_service(&fixture.service.clone().with_endpoints(&[other]));
     node.ingress(&fixture.first).becomes(&fixture.first.clone().to(other)).is_marked(mark);
+}
+
+fn nothing_new_goes_to_a_node_that_takes_no_packets_any_more(node: &mut TestNode<'_>) {
+    let mark = node.config.node.masquerade_mark;
+    for protocol in PROTOCOLS {
+        let fixture = add_service(node, protocol);
+        is_tunneled(&node.ingress(&fixture.first), &fixture.first);
+        node.config.dsr_endpoints.clear();
+        node.put_service(&fixture.service);
+        if protocol == Tcp {
+            is_tunneled(&node.ingress(&fixture.next()), &fixture.next());
+        }
+        // A retransmission, or the next datagram.
+        node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint)).is_marked(mark);
+    }
+}
+
+fn nothing_goes_into_a_tunnel_whose_link_is_gone(node: &mut TestNode<'_>) {
+    let fixture = add_service(node, Udp);
+    is_tunneled(&node.ingress(&fixture.first), &fixture.first);
+    node.config.node.tunnel_link = 0;
+    node.write_maps();
+    let translated = fixture.first.clone().to(fixture.endpoint);
+    node.ingress(&fixture.first).becomes(&translated).is_marked(node.config.node.masquerade_mark);
+}
+
+fn process_of_a_node_with_the_tunnel_is_masqueraded(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let fixture = add_service(node, protocol);
+        node.config.dsr_nodes.insert(node.ip.client.into());
+        node.write_maps();
+        let translated = fixture.first.clone().to(fixture.endpoint);
+        node.ingress(&fixture.first).becomes(&translated).is_marked(node.config.node.masquerade_mark);
+        node.config.dsr_nodes.clear();
+        node.set_state(&crate::testing::StateMaps::default());
+    }
+}
+
+/// The table leads to the only endpoint.
+fn forgotten_connection_goes_to_the_node_of_its_table_also_from_a_node_port(node: &mut TestNode<'_>) {
+    for address in [node.ip.external_ip, node.ip.node] {
+        let port = if address == node.ip.node { 30_080 } else { 80 };
+        let vip = addr(address, port);
+        let frontend = if port == 80 { vip } else { addr(super::any(address), port) };
+        let mut fixture = Fixture::at(node, Tcp, vip, frontend);
+        fixture.service =
+            fixture.service.with_flags(flags::DSR | TableSize::of_entries(251).expect("a size").flags());
+        let (service, list) = (fixture.service.value.service, List::Local.number());
+        for page in 0..2 {
+            let key = MaglevKey { service, list, size: 251, page };
+            node.config.maglev.insert(key, MaglevPage { slots: [0; MaglevPage::SLOTS as usize] });
+        }
+        node.config.node.tunnel_link = TUNNEL;
+        node.config.node.tunnel_mtu = 1_500;
+        take_tunnel(node, &fixture, fixture.endpoint.ip(), node.ip.router);
+        is_tunneled(&node.ingress(&fixture.next()), &fixture.next());
+    }
+}
+
+fn syn_on_a_closed_connection_opens_it_at_its_node(node: &mut TestNode<'_>) {
+    let fixture = add_service(node, Tcp);
+    node.ingress(&fixture.first);
+    node.ingress(&fixture.next());
+    node.ingress(&fixture.next().flags(TcpFlags::FIN_ACK));
+    let closed = |node: &mut TestNode<'_>| {
+        let flow = node.flow(Direction::Original, &fixture.first).expect("a flow");
+        flow.state & flow_state::CLIENT_CLOSED != 0
+    };
+    assert!(closed(node));
+    is_tunneled(&node.ingress(&fixture.first), &fixture.first);
+    assert!(!closed(node));
 }
 
 fn all_fragments_go_through_the_tunnel(node: &mut TestNode<'_>) {
@@ -167,6 +241,11 @@ super::scenarios! {
     endpoints_on_nodes_without_the_tunnel_are_masqueraded,
     connection_stays_at_its_node_when_endpoints_change,
     datagrams_leave_an_endpoint_that_serves_no_more,
+    nothing_new_goes_to_a_node_that_takes_no_packets_any_more,
+    nothing_goes_into_a_tunnel_whose_link_is_gone,
+    process_of_a_node_with_the_tunnel_is_masqueraded,
+    forgotten_connection_goes_to_the_node_of_its_table_also_from_a_node_port,
+    syn_on_a_closed_connection_opens_it_at_its_node,
     all_fragments_go_through_the_tunnel,
     errors_about_replies_go_through_the_tunnel,
     senders_of_packets_that_are_too_long_for_the_tunnel_are_told,

@@ -3,7 +3,11 @@
 use std::borrow::Cow;
 
 use super::{Ebpf, EbpfError, MapEntry, Plan, State, Step, failures::Failures, links::xdp, maps::Maps};
-use crate::{dataplane::lock, kernel::KernelError};
+use crate::{
+    dataplane::lock,
+    kernel::{KernelError, tunnel_link},
+    model::Framing,
+};
 
 /// The maximal number of entries of one map call. If one fails, at most so many are tried again.
 const MAX_BATCH: usize = 512;
@@ -103,12 +107,21 @@ impl Ebpf {
             Step::AttachLink(at, link) => {
                 self.begin_settling()?;
                 let attached = self.links.attach(&mut self.programs.object, &self.pins, *at, link)?;
+                if link.framing == Framing::Tunnel && attached.is_some() {
+                    tunnel_link::set(true)?;
+                }
                 // The link may be gone or left out.
                 state.links.extend(attached.map(|attached| (*at, attached)));
                 return Ok(());
             }
             Step::DetachLink(at) => self.links.detach(&self.pins, *at)?,
-            Step::LeaveLink(at) => self.links.leave(&self.pins, *at)?,
+            Step::LeaveLink(at) => {
+                if tunnel_link::index() == Some(at.index) {
+                    // Without its program, the kernel would take packets from anybody.
+                    tunnel_link::set(false)?;
+                }
+                self.links.leave(&self.pins, *at)?;
+            }
             Step::AttachXdp(index, link) => {
                 let attached = self.links.xdp.attach(&mut self.programs.object, &self.pins, *index, link)?;
                 // The link may be gone, or it refuses programs.

@@ -32,7 +32,7 @@ use proxy_common::{
     maglev::TableSize,
 };
 
-pub(crate) use self::plan::translate::{leaves_pods_to_links, masquerades};
+pub(crate) use self::plan::translate::{leaves_pods_to_links, masquerades, sends_through_tunnel};
 pub use self::rehearsal::{Rehearsed, rehearse};
 use self::{
     checkers::{Checkers, OnDrift},
@@ -111,26 +111,35 @@ pub struct EbpfSettings {
     pub tunnel_port: Option<NonZeroU16>,
 }
 
+/// The tunnel for direct server return.
+#[derive(Debug)]
+struct Tunnel {
+    port: Option<NonZeroU16>,
+    /// Why it could not be prepared the last time.
+    failure: Option<String>,
+}
+
+impl Tunnel {
+    /// Creates the tunnel, or removes that of an earlier process. Without one, packets of all
+    /// Services are masqueraded. Logs each failure once.
+    fn prepare(&mut self) {
+        let result = self.port.map_or_else(tunnel_link::remove, tunnel_link::create);
+        let failure = result.err().map(|error| with_causes(&error));
+        if let Some(error) = failure.as_ref().filter(|error| self.failure.as_ref() != Some(error)) {
+            tracing::warn!(
+                error,
+                "cannot prepare the tunnel for direct server return: packets to other nodes are masqueraded"
+            );
+        }
+        self.failure = failure;
+    }
+}
+
 impl EbpfSettings {
     /// Returns the global variables of the programs that depend on settings.
     fn constants(&self) -> [(&'static str, u32); 2] {
         let slots = service_slots(self.map_sizes.counted_services);
         [("SERVICE_SLOTS", slots), ("HAS_TUNNEL", self.tunnel_port.is_some().into())]
-    }
-
-    /// Creates the tunnel, or removes that of an earlier process. Without one, packets of all
-    /// Services are masqueraded.
-    fn set_up_tunnel(&self) {
-        let result = match self.tunnel_port {
-            Some(port) => tunnel_link::set_up(port),
-            None => tunnel_link::remove(),
-        };
-        if let Err(error) = result {
-            tracing::warn!(
-                error = with_causes(&error),
-                "cannot set up the tunnel for direct server return: packets to other nodes are masqueraded"
-            );
-        }
     }
 
     /// Returns the rules, with those for the marks of an earlier process.
@@ -168,6 +177,7 @@ pub struct Ebpf {
     rules: Option<Rules>,
     /// Marks that replace those of an earlier process once their rules are installed.
     new_marks: Option<Marks>,
+    tunnel: Tunnel,
     /// Maps of another layout are in use. Those of this process are built beside them. They take
     /// their place once they are filled and the programs of this process are attached.
     is_staged: bool,
@@ -188,7 +198,8 @@ impl Ebpf {
         let staged = upgrade::stage(&pins, &specs)?;
         let directory = staged.as_ref().map_or(pins.path(), |staged| &*staged.directory);
         let slots = service_slots(sizes.counted_services);
-        settings.set_up_tunnel();
+        let mut tunnel = Tunnel { port: settings.tunnel_port, failure: None };
+        tunnel.prepare();
         let recording = Recording::Log(settings.log);
         let mut object = Object::load(OBJECT, &specs, &settings.constants(), recording, directory)?;
         let state_copies = upgrade::state_copies(&pins, &specs, staged.as_ref())?;
@@ -224,6 +235,7 @@ impl Ebpf {
             counters: Some(counters),
             rules: settings.rules(previous),
             new_marks: previous.map(|_| settings.marks),
+            tunnel,
             is_staged: staged.is_some(),
             attached: false,
             left_out_ports: Vec::new(),
@@ -282,8 +294,8 @@ fn translates_requests(program: &str) -> bool {
 }
 
 fn remove_everything(pins: Option<&PinDir>) -> Vec<KernelError> {
-    let mut errors = links::remove_all(pins);
-    errors.extend(tunnel_link::remove().err());
+    let mut errors: Vec<KernelError> = tunnel_link::remove().err().into_iter().collect();
+    errors.extend(links::remove_all(pins));
     let is_map = |name: &str| MAPS.iter().any(|map| map.name == name);
     if let Some(pins) = pins {
         errors.extend(pins.remove_links(|name| name.starts_with(LINKS) && translates_requests(name)).err());
@@ -298,6 +310,7 @@ impl Dataplane for Ebpf {
     type Error = EbpfError;
 
     fn observe(&mut self) -> Result<State, EbpfError> {
+        self.tunnel.prepare();
         let mut state = self.maps.read(self.service_slots.unused_ids(), self.table_size)?;
         self.maglev.forget();
         self.observe_programs(&mut state)?;
@@ -314,6 +327,7 @@ impl Dataplane for Ebpf {
     /// Threads read maps, links and rules after the next plan, and notify the sync loop if they
     /// differ.
     fn refresh(&mut self, state: &mut State) -> Result<bool, EbpfError> {
+        self.tunnel.prepare();
         let is_certain = state.is_current
             && state.is_taken_over()
             && self.maps.node_settings()? == NodeSettings::of_state(state)

@@ -221,6 +221,7 @@ pub fn link(index: u32, name: &str) -> Link {
         master: None,
         header: LinkHeader::Ethernet,
         mtu: 1_500,
+        is_up: true,
         is_loopback: false,
         is_ifb: false,
         bridge_address: None,

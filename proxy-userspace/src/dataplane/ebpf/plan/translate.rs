@@ -81,7 +81,7 @@ pub(crate) fn tunnel(tunnel: &TunnelView) -> TunnelFields {
         address.map_or(any(family), Addr::from)
     };
     let (v4, v6) = (source(IpFamily::V4), source(IpFamily::V6));
-    TunnelFields { link: tunnel.link, mtu: tunnel.mtu, v4, v6 }
+    TunnelFields { link: if tunnel.is_up { tunnel.link } else { 0 }, mtu: tunnel.mtu, v4, v6 }
 }
 
 /// Returns the keys of the frontends of a service port, with their kinds. With direct server return,
@@ -148,7 +148,7 @@ pub(crate) fn service_value(
         flags: empty_flags(port)
             | range_flags(port, kind, node, family)
             | masquerade_flags(port, kind, node, family)
-            | dsr_flags(port, kind)
+            | dsr_flags(port, kind, node, family)
             | table_flags(port, outside, table_size),
     }
 }
@@ -248,9 +248,21 @@ fn masquerade_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, fa
     flag(inside, flags::MASQUERADE_INSIDE) | flag(outside, flags::MASQUERADE_OUTSIDE)
 }
 
-fn dsr_flags(port: &ResolvedPort, kind: FrontendKind) -> u16 {
-    let goes_through_tunnel = port.forwarding == Forwarding::Dsr && kind != FrontendKind::ClusterIp;
-    if goes_through_tunnel { flags::DSR } else { 0 }
+/// Without local detection, packets of pods are not told from those of clients outside. They stay on
+/// the way on which policies and conntrack see both directions.
+fn dsr_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family: IpFamily) -> u16 {
+    if sends_through_tunnel(port, kind, node, family) { flags::DSR } else { 0 }
+}
+
+/// Returns true if packets of clients outside to this kind of frontend go through the tunnel.
+pub(crate) fn sends_through_tunnel(
+    port: &ResolvedPort,
+    kind: FrontendKind,
+    node: &NodeView,
+    family: IpFamily,
+) -> bool {
+    let is_wanted = port.forwarding == Forwarding::Dsr && kind != FrontendKind::ClusterIp;
+    is_wanted && node.local_detector.is_implemented(family)
 }
 
 fn table_flags(port: &ResolvedPort, outside: TrafficPolicy, table_size: TableSize) -> u16 {
