@@ -57,6 +57,7 @@ pub(crate) struct Kernel {
     xdp_links: HashMap<MapData, u32, XdpLinkValue>,
     masquerade_addresses: LpmTrie<MapData, MasqueradeSubnet, Addr>,
     dsr_endpoints: HashMap<MapData, DsrKey, Addr>,
+    dsr_nodes: HashMap<MapData, Addr, u8>,
     node: Array<MapData, NodeValue>,
     flows: HashMap<MapData, FlowKey, Flow>,
     unassured_flows: HashMap<MapData, FlowKey, Flow>,
@@ -137,6 +138,7 @@ impl Kernel {
             xdp_links: map(&mut ebpf, "xdp_links"),
             masquerade_addresses: map(&mut ebpf, "masquerade_addresses"),
             dsr_endpoints: map(&mut ebpf, "dsr_endpoints"),
+            dsr_nodes: map(&mut ebpf, "dsr_nodes"),
             node: map(&mut ebpf, "node"),
             flows: map(&mut ebpf, "flows"),
             unassured_flows: map(&mut ebpf, "unassured_flows"),
@@ -304,6 +306,7 @@ impl FrameRunner for Kernel {
         fill(&mut self.direct_links, &members(&config.direct_links));
         fill(&mut self.xdp_links, &config.xdp_links);
         fill(&mut self.dsr_endpoints, &config.dsr_endpoints);
+        fill(&mut self.dsr_nodes, &members(&config.dsr_nodes));
         let ranges = config.source_ranges.iter().map(|(service, addr, length)| {
             (SourceRange::SERVICE_BITS + length, SourceRange { service: *service, addr: *addr }, *service)
         });
