@@ -56,7 +56,7 @@ pub trait Frame {
     fn redirect(&self, link: u32);
     /// Makes the packet go through the tunnel from `source` to the node with this address, if the
     /// program then redirects it to the tunnel. Returns `None` if the kernel has no memory. Kernels
-    /// before 6.0 choose the source.
+    /// before 5.19 choose the source.
     fn tunnel_to(&self, node: &Addr, source: &Addr) -> Option<()>;
     /// Returns the address of the node that sent the packet through the tunnel.
     fn tunnel_source(&self) -> Option<Addr>;
@@ -337,14 +337,16 @@ impl Packet {
         (self.header & OFFSETS) as u32
     }
 
-    /// Returns true if the frame has another destination than when the headers were read.
+    /// Returns true if the frame has another destination address or other ports than when the headers
+    /// were read.
     #[inline(always)]
     pub fn has_other_destination(&self, frame: &impl Frame) -> bool {
-        let now = match self.version {
+        let address = match self.version {
             IpVersion::V4 => frame.load(self.header() + 16).map(Addr::from_v4),
             IpVersion::V6 => frame.load(self.header() + 24).map(|octets| Addr { octets }),
         };
-        now.is_some_and(|now| now != self.destination)
+        let has_other_ports = || self.has_ports && frame.load(self.payload()) != Some(self.ports);
+        address.is_some_and(|address| address != self.destination) || has_other_ports()
     }
 
     /// Returns the offset of the payload, after options and extension headers.

@@ -394,8 +394,8 @@ map_type! {
         /// The bytes of the longest packet that leaves the node in one piece with the headers of the
         /// tunnel, including these.
         tunnel_mtu: u32,
-        /// The source of packets of the tunnel to nodes with an IPv4 address. The unspecified address
-        /// if this node has none: the kernel chooses.
+        /// The source of packets of the tunnel to nodes with an IPv4 address. `::` if this node
+        /// has none: the kernel chooses.
         tunnel_v4: Addr,
         /// The same for nodes with an IPv6 address.
         tunnel_v6: Addr,

@@ -83,7 +83,7 @@ impl Default for ConfigMaps {
                 direct_epoch: 0,
                 tunnel_link: 0,
                 tunnel_mtu: 0,
-                tunnel_v4: Addr::UNSPECIFIED_V4,
+                tunnel_v4: Addr::UNSPECIFIED_V6,
                 tunnel_v6: Addr::UNSPECIFIED_V6,
             },
         }

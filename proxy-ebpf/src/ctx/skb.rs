@@ -302,7 +302,7 @@ impl<L: Layer> Frame for Skb<L> {
 
     #[inline(always)]
     fn insert(&self, bytes: u32) -> Option<()> {
-        // SAFETY: the helper checks the number. Minimum kernel: 5.2 (2278f6cc1542).
+        // SAFETY: the helper checks the number. Minimum kernel: 5.2.
         succeeded(unsafe { bpf_skb_adjust_room(self.skb, bytes as i32, BPF_ADJ_ROOM_MAC, 0) })
     }
 

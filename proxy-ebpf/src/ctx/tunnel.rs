@@ -12,7 +12,7 @@ use super::skb::succeeded;
 
 /// The size of the structure with the source.
 const SIZE: u32 = size_of::<bpf_tunnel_key>() as u32;
-/// Its size in kernels before 6.0 (26101f5ab6bd), which accept no larger one.
+/// Its size in kernels before 5.19 (26101f5ab6bd), which accept no larger one.
 const SIZE_WITHOUT_SOURCE: u32 = offset_of!(bpf_tunnel_key, __bindgen_anon_3) as u32;
 
 /// The identifier of the virtual network (VNI) in the header of the tunnel.

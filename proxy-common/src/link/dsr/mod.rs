@@ -190,7 +190,7 @@ pub(super) fn send<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, 
 #[inline(never)]
 fn choose_node<F: Frame, T: Tables>(frame: &F, tables: &T, node: &Addr) -> Option<()> {
     if node.is_v4() {
-        let source = tables.node().map_or(Addr::UNSPECIFIED_V4, |this| this.tunnel_v4);
+        let source = tables.node().map_or(Addr::UNSPECIFIED_V6, |this| this.tunnel_v4);
         frame.tunnel_to(node, &source)
     } else {
         let source = tables.node().map_or(Addr::UNSPECIFIED_V6, |this| this.tunnel_v6);

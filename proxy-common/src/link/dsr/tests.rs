@@ -104,6 +104,24 @@ fn packet_does_not_go_through_the_tunnel_again() {
     });
 }
 
+/// The last endpoint of this node is gone, and one has an address of the node that the client
+/// reached.
+#[test]
+fn packet_may_keep_its_address_and_get_another_port() {
+    on_nodes(|node| {
+        let ip = node.ip;
+        let endpoint = SocketAddr::new(ip.router, 8080);
+        let frontend = SocketAddr::new(ip.router, 30_080);
+        let service = node.add_service(Protocol::Tcp, &[frontend], &[endpoint]);
+        let key = ServiceKey::new(ip.router.into(), 30_080, Protocol::Tcp);
+        let value = node.config.services[&key];
+        node.config.services.insert(key.tunneled(), value);
+        node.write_maps();
+        let packet = syn(node, ip.router);
+        tunneled(node, &packet, ip.router).becomes(&packet.clone().to(service.outside[0]));
+    });
+}
+
 #[test]
 fn segment_of_an_unknown_connection_is_refused() {
     on_nodes(|node| {

@@ -120,10 +120,20 @@ struct Tunnel {
 }
 
 impl Tunnel {
-    /// Creates the tunnel, or removes that of an earlier process. Without one, packets of all
-    /// Services are masqueraded. Logs each failure once.
+    /// Creates the tunnel, or removes that of an earlier process.
     fn prepare(&mut self) {
-        let result = self.port.map_or_else(tunnel_link::remove, tunnel_link::create);
+        self.report(self.port.map_or_else(tunnel_link::remove, tunnel_link::create));
+    }
+
+    /// Repairs what others changed.
+    fn repair(&mut self) {
+        if let Some(port) = self.port {
+            self.report(tunnel_link::create(port));
+        }
+    }
+
+    /// Logs each failure once. Without a tunnel, packets of all Services are masqueraded.
+    fn report(&mut self, result: Result<(), KernelError>) {
         let failure = result.err().map(|error| with_causes(&error));
         if let Some(error) = failure.as_ref().filter(|error| self.failure.as_ref() != Some(error)) {
             tracing::warn!(
@@ -310,7 +320,7 @@ impl Dataplane for Ebpf {
     type Error = EbpfError;
 
     fn observe(&mut self) -> Result<State, EbpfError> {
-        self.tunnel.prepare();
+        self.tunnel.repair();
         let mut state = self.maps.read(self.service_slots.unused_ids(), self.table_size)?;
         self.maglev.forget();
         self.observe_programs(&mut state)?;
@@ -327,7 +337,7 @@ impl Dataplane for Ebpf {
     /// Threads read maps, links and rules after the next plan, and notify the sync loop if they
     /// differ.
     fn refresh(&mut self, state: &mut State) -> Result<bool, EbpfError> {
-        self.tunnel.prepare();
+        self.tunnel.repair();
         let is_certain = state.is_current
             && state.is_taken_over()
             && self.maps.node_settings()? == NodeSettings::of_state(state)

@@ -88,16 +88,34 @@ fn programs(node: &TestNode, shunt: &str, interval: &str) -> Result<Vec<Value>> 
     read(node, shunt, &format!("programs --once --interval {interval}"))
 }
 
-/// Packets come in while no command runs.
+/// Packets come in while no command runs. Other tests may have programs of the same names, with
+/// packets of their own.
 fn nothing_is_measured_now(node: &mut TestNode, shunt: &str, before: &[Value]) -> Result<()> {
+    let own = attached_programs(node)?;
     let request = ConnectRequest::new(NODE_PORT.parse()?, Protocol::Tcp, UNMEASURED).with_timeout(TIMEOUT);
     node.world.agent(Host::Client)?.connect(request)?;
     let after = programs(node, shunt, "200ms")?;
-    let runs =
-        |programs: &[Value]| -> u64 { programs.iter().filter_map(|program| program["runs"].as_u64()).sum() };
+    let runs = |programs: &[Value]| -> u64 {
+        let own = programs.iter().filter(|program| own.contains(&program["id"]));
+        own.filter_map(|program| program["runs"].as_u64()).sum()
+    };
+    ensure!(runs(&after) > 0, "none of {own:?} is among {after:?}");
     let grown = runs(&after).saturating_sub(runs(before));
     ensure!(grown < UNMEASURED as u64, "{grown} runs were counted while nobody measured: {after:?}");
     Ok(())
+}
+
+/// Returns the ids of the programs that this node's shunt attached.
+fn attached_programs(node: &TestNode) -> Result<Vec<Value>> {
+    let links = node.world.pin_directory().join("links");
+    let line = format!("for link in {}/*; do bpftool -j link show pinned $link; echo; done", links.display());
+    let output = node.world.run(Host::Node1, &line)?;
+    let lines = output.lines().filter(|line| !line.is_empty());
+    lines
+        .map(|line| {
+            Ok(serde_json::from_str::<Value>(line).with_context(|| line.to_owned())?["prog_id"].clone())
+        })
+        .collect()
 }
 
 /// Runs the live table in the pseudo terminal of script(1).

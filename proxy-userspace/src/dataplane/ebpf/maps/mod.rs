@@ -231,7 +231,7 @@ impl Maps {
             direct_epoch: before.map_or(0, |value| value.direct_epoch),
             tunnel_link: before.map_or(0, |value| value.tunnel_link),
             tunnel_mtu: before.map_or(0, |value| value.tunnel_mtu),
-            tunnel_v4: before.map_or(Addr::UNSPECIFIED_V4, |value| value.tunnel_v4),
+            tunnel_v4: before.map_or(Addr::UNSPECIFIED_V6, |value| value.tunnel_v4),
             tunnel_v6: before.map_or(Addr::UNSPECIFIED_V6, |value| value.tunnel_v6),
         };
         self.node.set(0, value, 0).map_err(failed("write", "node"))

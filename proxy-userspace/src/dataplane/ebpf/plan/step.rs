@@ -179,16 +179,17 @@ pub struct TunnelFields {
     pub link: u32,
     /// The bytes of the longest packet that leaves the node in one piece.
     pub mtu: u32,
-    /// The source of its packets to nodes with an IPv4 address, or the unspecified address.
+    /// The source of its packets to nodes with an IPv4 address. `::` if there is none, as in a new
+    /// map.
     pub v4: Addr,
     /// The same for nodes with an IPv6 address.
     pub v6: Addr,
 }
 
 impl Default for TunnelFields {
-    /// Returns the fields without a tunnel.
+    /// Returns the fields without a tunnel, as in a new map.
     fn default() -> Self {
-        Self { link: 0, mtu: 0, v4: Addr::UNSPECIFIED_V4, v6: Addr::UNSPECIFIED_V6 }
+        Self { link: 0, mtu: 0, v4: Addr::UNSPECIFIED_V6, v6: Addr::UNSPECIFIED_V6 }
     }
 }
 

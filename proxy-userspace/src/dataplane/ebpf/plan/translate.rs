@@ -69,7 +69,7 @@ pub(crate) fn xdp_links(node: &NodeView, state: &State) -> BTreeMap<u32, XdpLink
 
 /// Returns the key of a frontend.
 pub(crate) fn service_key(frontend: &Frontend, family: IpFamily, protocol: Protocol) -> ServiceKey {
-    let addr = frontend.address.map_or(any(family), Addr::from);
+    let addr = frontend.address.map_or(Addr::UNSPECIFIED_V6, Addr::from);
     ServiceKey::new(addr, frontend.port.get(), protocol)
 }
 
