@@ -69,7 +69,7 @@ pub(crate) fn xdp_links(node: &NodeView, state: &State) -> BTreeMap<u32, XdpLink
 
 /// Returns the key of a frontend.
 pub(crate) fn service_key(frontend: &Frontend, family: IpFamily, protocol: Protocol) -> ServiceKey {
-    let addr = frontend.address.map_or(Addr::UNSPECIFIED_V6, Addr::from);
+    let addr = frontend.address.map_or(any(family), Addr::from);
     ServiceKey::new(addr, frontend.port.get(), protocol)
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn service_key(frontend: &Frontend, family: IpFamily, protocol: Proto
 pub(crate) fn tunnel(tunnel: &TunnelView) -> TunnelFields {
     let source = |family| {
         let address = tunnel.addresses.iter().map(SocketAddr::ip).find(|ip| IpFamily::of(*ip) == family);
-        address.map_or(any(family), Addr::from)
+        address.map_or(Addr::UNSPECIFIED_V6, Addr::from)
     };
     let (v4, v6) = (source(IpFamily::V4), source(IpFamily::V6));
     TunnelFields { link: if tunnel.is_up { tunnel.link } else { 0 }, mtu: tunnel.mtu, v4, v6 }
