@@ -107,15 +107,14 @@ fn nothing_is_measured_now(node: &mut TestNode, shunt: &str, before: &[Value]) -
 
 /// Returns the ids of the programs that this node's shunt attached.
 fn attached_programs(node: &TestNode) -> Result<Vec<Value>> {
-    let links = node.world.pin_directory().join("links");
-    let line = format!("for link in {}/*; do bpftool -j link show pinned $link; echo; done", links.display());
-    let output = node.world.run(Host::Node1, &line)?;
-    let lines = output.lines().filter(|line| !line.is_empty());
-    lines
-        .map(|line| {
-            Ok(serde_json::from_str::<Value>(line).with_context(|| line.to_owned())?["prog_id"].clone())
-        })
-        .collect()
+    let pins = node.world.pin_directory().join("links");
+    let command = format!("for pin in {}/*; do bpftool -j link show pinned $pin; echo; done", pins.display());
+    let output = node.world.run(Host::Node1, &command)?;
+    let program = |line: &str| {
+        let link: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+        Ok(link["prog_id"].clone())
+    };
+    output.lines().filter(|line| !line.is_empty()).map(program).collect()
 }
 
 /// Runs the live table in the pseudo terminal of script(1).
