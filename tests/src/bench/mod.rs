@@ -229,7 +229,7 @@ impl Bench {
     fn outside(&self, report: &mut Report) -> Result<()> {
         let (mut world, manifests, mut proxy) = self.build_with_manifests(&outside::HOSTS, outside::place)?;
         let fields = serde_yaml_ng::Mapping::new();
-        let mut other = Proxy::on(Host::Node2, &world, &self.shunt, &self.mode, &manifests, &fields)?;
+        let mut other = Proxy::new(Host::Node2, &world, &self.shunt, &self.mode, &manifests, &fields)?;
         let proxies = (&mut proxy, &mut other);
         report.outside = outside::measure(&mut world, proxies, (&self.ways, &self.workloads), self.effort)?;
         Ok(())
@@ -296,7 +296,14 @@ impl Bench {
         self.iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
         let manifests = Manifests::create(world.directory())?;
         place(&manifests)?;
-        let proxy = Proxy::new(&world, &self.shunt, &self.mode, &manifests, &serde_yaml_ng::Mapping::new())?;
+        let proxy = Proxy::new(
+            Host::Node1,
+            &world,
+            &self.shunt,
+            &self.mode,
+            &manifests,
+            &serde_yaml_ng::Mapping::new(),
+        )?;
         Ok((world, manifests, proxy))
     }
 }

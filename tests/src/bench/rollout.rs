@@ -83,7 +83,7 @@ pub(super) fn measure(
         cluster.server().put(endpoint_slice(slice, 0))?;
     }
     route(world)?;
-    let mut proxy = Proxy::new(world, shunt, mode, &cluster, &serde_yaml_ng::Mapping::new())?;
+    let mut proxy = Proxy::new(Host::Node1, world, shunt, mode, &cluster, &serde_yaml_ng::Mapping::new())?;
     proxy.start(world)?;
     let process = proxy.process_id().context("the proxy does not run")?;
     let services = if mode == "ebpf" { Some(world.pin_directory().join("services")) } else { None };

@@ -94,7 +94,7 @@ fn build(arguments: &Arguments) -> Result<Demo> {
     println!("  Each host is a network namespace. Creating them took {}.", milliseconds(stopwatch.elapsed()));
     let manifests = Manifests::create(world.directory())?;
     copy(&arguments.manifests, &manifests)?;
-    let proxy = Proxy::new(&world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
+    let proxy = Proxy::new(Host::Node1, &world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
     Ok(Demo { proxy, world, manifests })
 }
 

@@ -53,7 +53,7 @@ fn run(arguments: &Arguments) -> Result<Vec<ClientResult>> {
     set_endpoints(&manifests, &[Host::A1, Host::A2])?;
     let modes = &arguments.mode;
     let mode = modes.first().context("--mode is empty")?;
-    let mut proxy = Proxy::new(&world, &shunt, mode, &manifests, &Mapping::new())?;
+    let mut proxy = Proxy::new(Host::Node1, &world, &shunt, mode, &manifests, &Mapping::new())?;
     if modes.len() > 1 {
         // The link programs translate the connections of a2.
         world.move_out_of_cgroup(Host::A2)?;

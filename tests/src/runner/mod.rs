@@ -135,7 +135,7 @@ impl Runner {
 
     fn new_proxy(&self, node: Host, case: &Case, objects: &Objects) -> Result<Option<Proxy>> {
         let Some(shunt) = &self.shunt else { return Ok(None) };
-        let mut proxy = Proxy::on(node, &self.world, shunt, &self.mode, objects, &case.config)?;
+        let mut proxy = Proxy::new(node, &self.world, shunt, &self.mode, objects, &case.config)?;
         proxy.clear_log()?;
         self.flags.iter().for_each(|(flag, value)| proxy.set_flag(flag, value));
         Ok(Some(proxy))

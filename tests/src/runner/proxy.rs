@@ -37,20 +37,9 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Creates a proxy for this world's node1 without starting it. Writes its configuration file,
-    /// with these fields over the base.
+    /// Creates a proxy for a node without starting it. Writes its configuration file, with these
+    /// fields over the base. The base has the name of node1, so another node has a flag.
     pub fn new(
-        world: &World,
-        program: &Path,
-        mode: &str,
-        source: &impl ObjectSource,
-        fields: &Mapping,
-    ) -> Result<Self> {
-        Self::on(Host::Node1, world, program, mode, source, fields)
-    }
-
-    /// Does the same for a node. The base has the name of node1, so another node has a flag.
-    pub fn on(
         node: Host,
         world: &World,
         program: &Path,

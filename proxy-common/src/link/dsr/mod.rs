@@ -166,7 +166,8 @@ fn node_of_reply(tables: &impl Tables, reply: &Packet) -> Option<Addr> {
     flow.is_dsr().then_some(flow.source.addr)
 }
 
-/// Sends a packet through the tunnel to a node. If it is too long, its sender is told so.
+/// Sends a packet through the tunnel to a node. The sender of a packet that is too long gets an ICMP
+/// error.
 #[inline(never)]
 pub(super) fn send<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, node: &Addr) -> Outcome {
     let (link, mtu) = tables.node().map_or((0, 0), |node| (node.tunnel_link, node.tunnel_mtu));

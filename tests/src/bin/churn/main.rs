@@ -141,7 +141,7 @@ fn build(arguments: &Arguments) -> Result<ChurnTest> {
     manifests.place("node.yaml", NODE)?;
     manifests.place("web.yaml", include_str!("web.yaml"))?;
     set_endpoints(&manifests, phases::ENDPOINT_SETS[0])?;
-    let mut proxy = Proxy::new(&world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
+    let mut proxy = Proxy::new(Host::Node1, &world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
     arguments.set_flags(&mut proxy);
     let clients = load::clients(&mut world)?;
     Ok(ChurnTest { proxy, clients, world, manifests, mode: arguments.mode.clone(), before })

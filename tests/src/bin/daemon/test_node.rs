@@ -41,7 +41,7 @@ impl TestNode {
         cluster.apply_all(NODE)?;
         cluster.apply_all(SERVICES)?;
         let fields: Mapping = serde_yaml_ng::from_str(fields).context("fields of the configuration")?;
-        let proxy = Proxy::new(&world, &setup.shunt, mode, &cluster, &fields)?;
+        let proxy = Proxy::new(Host::Node1, &world, &setup.shunt, mode, &cluster, &fields)?;
         let node = Self { proxy, cluster, world };
         node.set_endpoints(&[Host::A1, Host::A2])?;
         Ok(node)

@@ -107,7 +107,7 @@ fn with_proxy(
     manifests.place("services.yaml", SERVICES)?;
     Slices::for_all_services(&[Host::A1, Host::A2]).place(&manifests)?;
     let fields: Mapping = serde_yaml_ng::from_str(FIELDS)?;
-    let mut proxy = Proxy::new(node.world(), shunt, mode, &manifests, &fields)?;
+    let mut proxy = Proxy::new(Host::Node1, node.world(), shunt, mode, &manifests, &fields)?;
     let result = check(node, &mut proxy);
     result.with_context(|| format!("the end of the proxy's log:\n{}", proxy.log_tail(15)))?;
     proxy.stop()?;

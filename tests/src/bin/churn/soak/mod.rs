@@ -104,7 +104,7 @@ fn build(arguments: &Arguments) -> Result<(Soak, KernelState)> {
         cluster.apply_all(text)?;
     }
     let fields: Mapping = serde_yaml_ng::from_str(FIELDS)?;
-    let mut proxy = Proxy::new(&world, &shunt, "ebpf", &cluster, &fields)?;
+    let mut proxy = Proxy::new(Host::Node1, &world, &shunt, "ebpf", &cluster, &fields)?;
     arguments.set_flags(&mut proxy);
     let clients = load::clients(&mut world)?;
     let soak = Soak { proxy, clients, cluster, world, fields, sets: 0, since: Stopwatch::start() };
