@@ -48,7 +48,7 @@ const LAYERS: &[Layer] = &[
         KUBE,
     ),
     // Pure, as the model.
-    layer("explain", &["dataplane", "mode", "model"], KUBE),
+    layer("explain", &["dataplane", "mode", "model", "net"], KUBE),
     layer("health", &["dataplane", "kernel", "metrics", "model", "node"], KUBE),
     layer(
         "inspect",
@@ -94,7 +94,7 @@ const LAYERS: &[Layer] = &[
     layer("net", &[], KUBE),
     layer("node", &["kernel", "model"], KUBE),
     layer("probe", &["kernel", "mode"], KUBE),
-    layer("sync", &["causes", "dataplane", "health", "metrics", "model", "node"], KUBE),
+    layer("sync", &["causes", "dataplane", "health", "metrics", "model", "net", "node"], KUBE),
     // Asks the daemon and the kernel; draws on the terminal.
     layer("top", &["duration", "health", "inspect", "kernel", "mode"], KUBE),
     // Asks the sync loop, and exchanges the programs.

@@ -86,21 +86,19 @@ async fn objects(
                 watch::record_events(&client, &config.model.node_name, &mut node_events).await;
                 std::future::pending::<()>().await;
             };
+            // If this node takes no packets of the tunnel, this only removes an earlier announcement.
+            let announcement = async {
+                let wanted = outputs.dsr_announcement.subscribe();
+                watch::announce_dsr(&client, &config.model.node_name, Timing::default(), wanted).await;
+                std::future::pending::<()>().await;
+            };
             tokio::select! {
                 ended = measured(Box::pin(source.run(to)), status, &outputs) => ended,
                 () = recording => Ok(()),
-                () = announce(&client, &config, &outputs) => Ok(()),
+                () = announcement => Ok(()),
             }
         }
     }
-}
-
-/// Writes where this node takes packets for direct server return. If it takes none, writes only to
-/// remove what it announced before. It never ends.
-async fn announce(client: &kube::Client, config: &Config, outputs: &Outputs) {
-    let wanted = outputs.dsr_announcement.subscribe();
-    watch::announce_dsr(client, &config.model.node_name, Timing::default(), wanted).await;
-    std::future::pending::<()>().await;
 }
 
 /// Returns a receiver of requests that counts them, and compares the clocks.
