@@ -1,11 +1,18 @@
 //! Compares entries of maps with those that were written.
 
-use std::{borrow::Borrow, collections::BTreeSet, net::SocketAddr, path::Path};
+use std::{
+    borrow::Borrow,
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+};
 
 use aya::maps::{HashMap, MapData, MapError, lpm_trie::LpmTrie};
 use proxy_common::{
     Addr,
-    layout::{Endpoint, EndpointKey, EndpointValue, MemberKey, ServiceKey, ServiceValue, SourceRange},
+    layout::{
+        DsrKey, Endpoint, EndpointKey, EndpointValue, MemberKey, ServiceKey, ServiceValue, SourceRange,
+    },
 };
 
 use super::{
@@ -20,6 +27,8 @@ pub struct HeldMaps {
     endpoints: HashMap<MapData, EndpointKey, EndpointValue>,
     members: HashMap<MapData, MemberKey, u8>,
     node_addresses: HashMap<MapData, Addr, u8>,
+    dsr_endpoints: HashMap<MapData, DsrKey, Addr>,
+    dsr_nodes: HashMap<MapData, Addr, u8>,
     /// A look-up in a trie finds shorter ranges, too. So they are read before.
     ranges: BTreeSet<Range>,
 }
@@ -34,6 +43,8 @@ impl HeldMaps {
             endpoints: open_pinned(pins, "endpoints")?,
             members: open_pinned(pins, "members")?,
             node_addresses: open_pinned(pins, "node_addresses")?,
+            dsr_endpoints: open_pinned(pins, "dsr_endpoints")?,
+            dsr_nodes: open_pinned(pins, "dsr_nodes")?,
             ranges: ranges.collect::<Result<_, _>>().map_err(failed("read", "source_ranges"))?,
         })
     }
@@ -55,19 +66,29 @@ impl HeldMaps {
                 format!("members {} of list {}", address(key.endpoint), key.list)
             }));
         }
+        for (key, node) in state.dsr_endpoints_of(service) {
+            found.extend(differs(&self.dsr_endpoints, key, node, || {
+                format!("dsr_endpoints {}", ip(key.addr))
+            }));
+        }
         let missing = state.ranges_of(service).filter(|range| !self.ranges.contains(range));
-        found.extend(missing.map(|range| {
-            let first = std::net::IpAddr::from(range.prefix.addr);
-            format!("the entry source_ranges {first} is missing")
-        }));
+        found.extend(
+            missing.map(|range| format!("the entry source_ranges {} is missing", ip(range.prefix.addr))),
+        );
         found
     }
 
-    /// Returns what differs of the addresses that serve node ports.
+    /// Returns what differs of the addresses that serve node ports, and of the nodes behind the
+    /// tunnel.
     pub(super) fn differences_of_node(&self, state: &State) -> Vec<String> {
-        let describe = |address: &Addr| format!("node_addresses {}", std::net::IpAddr::from(*address));
-        let addresses = state.node_addresses.iter();
-        addresses.filter_map(|key| is_missing(&self.node_addresses, key, || describe(key))).collect()
+        let sets = [
+            ("node_addresses", &self.node_addresses, &state.node_addresses),
+            ("dsr_nodes", &self.dsr_nodes, &state.dsr_nodes),
+        ];
+        let missing = sets.into_iter().flat_map(|(name, held, wanted)| {
+            wanted.iter().filter_map(move |key| is_missing(held, key, || format!("{name} {}", ip(*key))))
+        });
+        missing.collect()
     }
 }
 
@@ -92,11 +113,16 @@ fn is_missing<K: aya::Pod>(
     differs(map, key, &IN_SET, entry)
 }
 
+fn ip(addr: Addr) -> IpAddr {
+    addr.into()
+}
+
 fn address(endpoint: Endpoint) -> SocketAddr {
     endpoint.into()
 }
 
 fn frontend(key: &ServiceKey) -> String {
     let protocol = Protocol::from_number(key.proto).map_or("?", Protocol::name);
-    format!("{}/{protocol}", address(Endpoint::new(key.addr, key.port)))
+    let through = if key.tunneled == 0 { "" } else { " through the tunnel" };
+    format!("{}/{protocol}{through}", address(Endpoint::new(key.addr, key.port)))
 }
