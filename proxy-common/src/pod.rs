@@ -4,10 +4,10 @@
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, CapturedPacket, Connection, DirectFlow, DirectKey, DsrKey, Endpoint,
-        EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, MaglevKey,
-        MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
-        ServiceValue, SocketPeer, SourceRange, TraceEvent, UdpSocket, XdpLinkValue,
+        AffinityKey, AffinityValue, CapturedPacket, Connection, DirectFlow, DirectKey, DirectWatch, DsrKey,
+        Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress,
+        MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts,
+        ServiceKey, ServiceValue, SocketPeer, SourceRange, TraceEvent, UdpSocket, XdpLinkValue,
     },
 };
 
@@ -31,6 +31,7 @@ pod!(
     Connection,
     DirectFlow,
     DirectKey,
+    DirectWatch,
     DsrKey,
     Endpoint,
     EndpointKey,

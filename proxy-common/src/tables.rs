@@ -3,9 +3,9 @@
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DsrKey, Endpoint, EndpointKey, Flow,
-        FlowKey, FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue, ProgramError, ServiceEvent,
-        ServiceKey, ServiceValue, XdpLinkValue,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectWatch, DsrKey, Endpoint,
+        EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue,
+        ProgramError, ServiceEvent, ServiceKey, ServiceValue, XdpLinkValue,
     },
     link::direct::DirectProgress,
     packet::TcpFlags,
@@ -83,6 +83,8 @@ pub trait Tables {
 
     /// Returns true if flows that come in on a link may take the direct path.
     fn is_direct_link(&self, link: u32) -> bool;
+    /// Returns what userspace knows of changes that end the direct path.
+    fn direct_watch(&self) -> Option<DirectWatch>;
     /// Returns what is known of a link with an XDP program.
     fn xdp_link(&self, link: u32) -> Option<XdpLinkValue>;
     /// Looks up a direction of a flow on the direct path, and notes the acknowledgement number of a

@@ -6,6 +6,7 @@ use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
+    time::Duration,
 };
 
 use ipnet::IpNet;
@@ -82,6 +83,13 @@ impl fmt::Display for MacAddress {
         f.write_str(&octets.join(":"))
     }
 }
+
+/// A table of nftables: the family (`NFPROTO_*`) and the name.
+pub type TableName = (libc::c_int, &'static str);
+
+/// The tables of nftables that shunt writes.
+pub const OWN_TABLES: &[TableName] =
+    &[(libc::NFPROTO_INET, "shunt"), (libc::NFPROTO_IPV4, "kube-proxy"), (libc::NFPROTO_IPV6, "kube-proxy")];
 
 /// The name of the link that is the tunnel to other nodes.
 pub const TUNNEL_LINK: &str = "shunt-dsr";
@@ -267,6 +275,9 @@ pub enum LinkPath {
     Direct {
         /// Which packets do.
         scope: DirectScope,
+        /// For how long a flow may take the direct path without a packet through the stack, while
+        /// nothing changes. Zero if rules of others look at packets.
+        lease: Duration,
         /// The names of the links on which others see packets after shunt's programs. What comes
         /// in there goes through the stack.
         without: BTreeSet<Arc<str>>,

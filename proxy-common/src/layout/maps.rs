@@ -2,10 +2,10 @@
 //! and the settings for their sizes are derived from it.
 
 use super::{
-    AffinityKey, AffinityValue, Connection, DirectFlow, DirectKey, DsrKey, Endpoint, EndpointKey,
-    EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, MaglevKey, MaglevPage,
-    MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue,
-    SocketPeer, SourceRange, UdpSocket, XdpLinkValue,
+    AffinityKey, AffinityValue, Connection, DirectFlow, DirectKey, DirectWatch, DsrKey, Endpoint,
+    EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, MaglevKey,
+    MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
+    ServiceValue, SocketPeer, SourceRange, UdpSocket, XdpLinkValue,
 };
 use crate::{Addr, prefilter::PrefilterTable};
 
@@ -63,6 +63,7 @@ macro_rules! for_each_map {
             UNASSURED_FLOWS "unassured_flows" LruHashMap<FlowKey, Flow> State
                 size unassured_flows = 65536 "unassuredFlows"; // New flows, and those of floods.
             DIRECT_LINKS "direct_links" HashMap<u32, u8> Config fixed 4096; // Links of the direct path.
+            DIRECT_WATCH "direct_watch" Array<u32, DirectWatch> Cache fixed 1;
             XDP_LINKS "xdp_links" HashMap<u32, XdpLinkValue> Config fixed 4096; // Links with XDP.
             DIRECT_FLOWS "direct_flows" LruHashMap<DirectKey, DirectFlow> Cache
                 size direct_flows = 32768 "directFlows"; // Directions of flows on the direct path.
@@ -89,8 +90,8 @@ pub enum MapContent {
     State,
     /// What programs count for single service ports. It starts at zero in the next version.
     Counts,
-    /// What programs write, and find out again if it is missing. The next version's process starts
-    /// without it.
+    /// What programs write, or userspace beside the Snapshot, and find out again if it is missing.
+    /// The next version's process starts without it.
     Cache,
 }
 

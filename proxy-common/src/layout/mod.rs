@@ -357,7 +357,7 @@ named_enum! {
 
 map_type! {
     /// The only value of `node`. The first two fields have the same place in every layout.
-    NodeValue, 96 {
+    NodeValue, 104 {
         /// The [`LAYOUT_VERSION`] of the maps in the directory.
         layout: u32,
         /// The [`STATE_LAYOUT_VERSION`] of the maps in the directory that programs write.
@@ -389,6 +389,9 @@ map_type! {
         /// The epoch of the direct path. If it is odd, packets take the direct path by the entries
         /// of `direct_flows` with the same epoch.
         direct_epoch: u64,
+        /// For how many nanoseconds packets take the direct path after one that went through the
+        /// stack, while [`DirectWatch`] says that nothing changed. 0 means as long as without it.
+        direct_lease_ns: u64,
         /// The interface index of the tunnel to other nodes, or 0 without one.
         tunnel_link: u32,
         /// The bytes of the longest packet that leaves the node in one piece with the headers of the
@@ -399,6 +402,17 @@ map_type! {
         tunnel_v4: Addr,
         /// The same for nodes with an IPv6 address.
         tunnel_v6: Addr,
+    }
+}
+
+map_type! {
+    /// The only value of `direct_watch`: what userspace knows of changes to what the kernel does
+    /// with forwarded packets. Times are nanoseconds of the monotonic clock.
+    DirectWatch, 16 {
+        /// When userspace last learned of a change, or began to watch.
+        since_ns: u64,
+        /// Until then the value counts. Userspace moves it on for as long as it watches.
+        until_ns: u64,
     }
 }
 

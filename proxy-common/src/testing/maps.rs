@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DsrKey, EndpointKey, EndpointValue, Flow,
-        FlowKey, FragmentKey, FragmentValue, LAYOUT_VERSION, LocalDetection, MaglevKey, MaglevPage,
-        Masquerading, MemberKey, NewFlows, NodeValue, ProgramError, STATE_LAYOUT_VERSION, ServiceCounts,
-        ServiceKey, ServiceValue, SocketScope, XdpLinkValue,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectWatch, DsrKey, EndpointKey,
+        EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, LAYOUT_VERSION, LocalDetection, MaglevKey,
+        MaglevPage, Masquerading, MemberKey, NewFlows, NodeValue, ProgramError, STATE_LAYOUT_VERSION,
+        ServiceCounts, ServiceKey, ServiceValue, SocketScope, XdpLinkValue,
     },
     prefilter::PrefilterItem,
 };
@@ -39,6 +39,8 @@ pub struct ConfigMaps {
     pub masquerade_addresses: BTreeMap<(u32, Addr, u32), Addr>,
     /// `direct_links`.
     pub direct_links: BTreeSet<u32>,
+    /// `direct_watch`.
+    pub direct_watch: DirectWatch,
     /// `xdp_links`.
     pub xdp_links: BTreeMap<u32, XdpLinkValue>,
     /// `dsr_endpoints`.
@@ -63,6 +65,7 @@ impl Default for ConfigMaps {
             local_links: BTreeSet::new(),
             masquerade_addresses: BTreeMap::new(),
             direct_links: BTreeSet::new(),
+            direct_watch: DirectWatch { since_ns: 0, until_ns: 0 },
             xdp_links: BTreeMap::new(),
             dsr_endpoints: BTreeMap::new(),
             dsr_nodes: BTreeSet::new(),
@@ -81,6 +84,7 @@ impl Default for ConfigMaps {
                 last_port: 0,
                 direct_scope: 0,
                 direct_epoch: 0,
+                direct_lease_ns: 0,
                 tunnel_link: 0,
                 tunnel_mtu: 0,
                 tunnel_v4: Addr::UNSPECIFIED_V6,

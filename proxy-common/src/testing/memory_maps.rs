@@ -9,9 +9,10 @@ use super::{ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, MemoryFrame,
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DsrKey, Endpoint, EndpointKey, Flow,
-        FlowKey, FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue, ProgramError, ServiceCounts,
-        ServiceEvent, ServiceKey, ServiceValue, SocketScope, XdpLinkValue, flow_state,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectWatch, DsrKey, Endpoint,
+        EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue,
+        ProgramError, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketScope, XdpLinkValue,
+        flow_state,
     },
     link::{self, Outcome, direct::DirectProgress},
     packet::{Frame as _, TcpFlags},
@@ -248,6 +249,10 @@ impl Tables for MemoryMaps {
 
     fn is_direct_link(&self, link: u32) -> bool {
         self.config.direct_links.contains(&link)
+    }
+
+    fn direct_watch(&self) -> Option<DirectWatch> {
+        Some(self.config.direct_watch)
     }
 
     fn xdp_link(&self, link: u32) -> Option<XdpLinkValue> {

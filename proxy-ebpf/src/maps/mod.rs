@@ -16,9 +16,9 @@ use aya_ebpf::{
 use proxy_common::{
     Addr, for_each_map,
     layout::{
-        AffinityKey, AffinityValue, Connection, Counter, DirectFlow, DirectKey, DsrKey, Endpoint,
-        EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, MaglevKey,
-        MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, Program, ProgramError, ProgramErrors,
+        AffinityKey, AffinityValue, Connection, Counter, DirectFlow, DirectKey, DirectWatch, DsrKey,
+        Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress,
+        MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, Program, ProgramError, ProgramErrors,
         ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SocketScope, SourceRange,
         UdpSocket, XdpLinkValue, flow_state, service_slot,
     },
@@ -338,6 +338,11 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
+    fn direct_watch(&self) -> Option<DirectWatch> {
+        DIRECT_WATCH.get(0).copied()
+    }
+
+    #[inline(always)]
     fn xdp_link(&self, link: u32) -> Option<XdpLinkValue> {
         copy!(XDP_LINKS, &link)
     }
@@ -365,7 +370,7 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     fn put_direct_flow(&self, key: &DirectKey, flow: &DirectFlow) {
         if let Some(entry) = DIRECT_FLOWS.get_ptr_mut(key) {
             // SAFETY: as in `touch_flow`. If the kernel gave the element to another flow between
-            // the comparison and the writes, that flow takes the direct path for half a second
+            // the comparison and the writes, that flow takes the direct path for one lease
             // more, with packets as long as this one.
             unsafe {
                 if (*entry).is_same_but_for_time(flow) {

@@ -4,6 +4,7 @@ use super::{ebpf, iptables, ipvs, nftables};
 use crate::kernel::KernelError;
 
 /// What the kernel holds of a mode, as far as it can be compared.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub enum Held {
     /// The maps of the programs. Their entries are read while they are compared.
     Programs(ebpf::HeldMaps),

@@ -12,6 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use jiff::Timestamp;
+use proxy_common::link::direct::LEASE_NS;
 use serde_json::json;
 
 use super::{
@@ -106,13 +107,15 @@ fn write_ebpf(f: &mut fmt::Formatter<'_>, facts: &Facts) -> fmt::Result {
     match &facts.link_path {
         None => line(f, "Link path", "not known yet")?,
         Some(LinkPath::Programs) => line(f, "Link path", "programs")?,
-        Some(LinkPath::Direct { scope, without, .. }) => {
+        Some(LinkPath::Direct { scope, lease, without, .. }) => {
             line(f, "Link path", "direct")?;
             let flows = match scope {
                 DirectScope::Learned => "learned",
                 DirectScope::Whole => "whole",
             };
             line(f, "Direct path of flows", flows)?;
+            let lease = Duration::from_nanos(LEASE_NS).max(*lease);
+            line(f, "Direct path lease", format!("up to {lease:?}"))?;
             if !without.is_empty() {
                 let links: Vec<&str> = without.iter().map(|link| &**link).collect();
                 line(f, "Links without direct path", links.join(", "))?;
@@ -209,6 +212,8 @@ fn uptime(up: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::{
         dataplane::{BackstopNeed, DisplacedLink},
@@ -292,6 +297,24 @@ mod tests {
                         Link displaced: none\nReady: yes\nLast sync: IPv4 0 s ago, IPv6 0 s ago\n\
                         Pending changes: none\nFailing: none\n";
         assert_eq!(own, expected);
+    }
+
+    #[test]
+    fn the_page_says_how_long_flows_keep_the_direct_path() {
+        let [watched, unwatched] = [8, 0].map(|lease| {
+            let direct = LinkPath::Direct {
+                scope: DirectScope::Learned,
+                lease: Duration::from_secs(lease),
+                without: ["eth1".into()].into(),
+                filtered: BTreeSet::new(),
+            };
+            let mode = Some(running(Mode::Ebpf, "auto: it works"));
+            text(&Facts { mode, link_path: Some(direct), ..Facts::default() }, &progress(0, None))
+        });
+        assert!(watched.contains(
+            "Link path: direct\nDirect path of flows: learned\nDirect path lease: up to 8s\nLinks without direct path: eth1\n"
+        ));
+        assert!(unwatched.contains("Direct path lease: up to 500ms\n"));
     }
 
     #[test]

@@ -15,16 +15,12 @@ use super::{
     netlink::{Attributes, messages_of, notifications::Notifications},
     xfrm,
 };
+use crate::net::TableName;
 
 /// Links, traffic control, and routing rules of IPv4 and IPv6 (`RTNLGRP_*`).
 const ROUTE_GROUPS: [u32; 4] = [1, 4, 8, 19];
-/// `XFRMNLGRP_POLICY`.
-const POLICY_GROUP: u32 = 4;
 /// The attribute with the name of the table, in every message about an object of nftables.
 const TABLE: c_int = 1;
-
-/// A table of nftables: the family (`NFPROTO_*`) and the name.
-pub type TableName = (c_int, &'static str);
 
 /// The changes since it was opened, in the network namespace of the caller.
 pub struct ForeignChanges {
@@ -43,7 +39,7 @@ impl ForeignChanges {
             own_tables,
             netfilter: open(NETLINK_NETFILTER, &nftables, "an nfnetlink socket")?,
             route: open(NETLINK_ROUTE, &ROUTE_GROUPS, "an rtnetlink socket")?,
-            policies: open(xfrm::PROTOCOL, &[POLICY_GROUP], "a socket for IPsec policies")?,
+            policies: open(xfrm::PROTOCOL, &xfrm::POLICY_GROUPS, "a socket for IPsec policies")?,
         })
     }
 
@@ -66,12 +62,14 @@ impl ForeignChanges {
 
 fn open(protocol: isize, groups: &[u32], object: &'static str) -> Result<Option<Notifications>, KernelError> {
     match Notifications::open(protocol, groups, object) {
-        Err(KernelError::Call { source, .. }) if source.kind() == io::ErrorKind::Unsupported => Ok(None),
-        Err(KernelError::Call { source, .. }) if source.raw_os_error() == Some(libc::EPROTONOSUPPORT) => {
-            Ok(None)
-        }
+        Err(KernelError::Call { source, .. }) if is_unsupported(&source) => Ok(None),
         opened => opened.map(Some),
     }
+}
+
+/// Returns true for the error of a kernel that does not have a protocol of netlink.
+pub(super) fn is_unsupported(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(libc::EPROTONOSUPPORT)
 }
 
 async fn next(notifications: Option<&mut Notifications>) -> Result<Option<&[u8]>, KernelError> {

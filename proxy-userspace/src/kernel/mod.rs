@@ -13,6 +13,7 @@ pub mod end_signals;
 mod error;
 pub mod foreign_changes;
 pub mod foreign_filters;
+pub mod forwarding_changes;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod ipset;

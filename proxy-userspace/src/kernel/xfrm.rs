@@ -12,6 +12,8 @@ use super::{
 
 /// The protocol of the socket (`NETLINK_XFRM`).
 pub(super) const PROTOCOL: isize = 6;
+/// The groups that report changes of policies, and policies that expire (`XFRMNLGRP_*`).
+pub(super) const POLICY_GROUPS: [u32; 2] = [4, 2];
 
 // include/uapi/linux/xfrm.h.
 kernel_constants! {

@@ -13,6 +13,7 @@
 
 mod dropping;
 mod judge;
+mod lease;
 pub mod nft_json;
 mod read;
 mod report;

@@ -10,26 +10,21 @@ use tokio::{
 
 use super::{
     judge::{has_rules, judge, links_with_filters},
+    lease::lease,
     read::{read, read_filters},
 };
 use crate::{
     kernel::{
-        KernelError,
-        bpf::tc::Hook,
-        command::Launcher,
-        foreign_changes::{ForeignChanges, TableName},
+        KernelError, bpf::tc::Hook, command::Launcher, foreign_changes::ForeignChanges,
         foreign_filters::LinkFilter,
     },
-    net::{DirectScope, LinkPath},
+    net::{DirectScope, LinkPath, OWN_TABLES},
 };
 
 /// The shortest time from one judgement to the next.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// How long changes that come together are waited for.
 const BURST: Duration = Duration::from_millis(200);
-/// The tables in [`super::shapes::OWN_TABLES`], by the kernel's numbers of their families.
-const OWN_TABLES: &[TableName] =
-    &[(libc::NFPROTO_INET, "shunt"), (libc::NFPROTO_IPV4, "kube-proxy"), (libc::NFPROTO_IPV6, "kube-proxy")];
 
 /// Which nodes have the direct path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +33,7 @@ pub enum DirectPath {
     Never,
     /// Those that the programs serve and where no rule of others looks at packets.
     IfNoRules,
-    /// All. Only their links are judged.
+    /// All. Rules of others only shorten the lease.
     Always,
 }
 
@@ -122,22 +117,32 @@ pub async fn report(
     Ok(())
 }
 
-fn direct(scope: DirectScope, filters: &[LinkFilter]) -> LinkPath {
+fn direct(scope: DirectScope, lease: Duration, filters: &[LinkFilter]) -> LinkPath {
     let [without, filtered] = [Hook::Ingress, Hook::Egress].map(|hook| links_with_filters(filters, hook));
-    LinkPath::Direct { scope, without, filtered }
+    LinkPath::Direct { scope, lease, without, filtered }
 }
 
 async fn read_and_judge(launcher: Launcher, settings: Settings) -> Result<LinkPath, KernelError> {
     let judged = spawn_blocking(move || {
+        let Settings { scope, .. } = settings;
+        let evidence = read(&launcher, settings.own_marks);
         if settings.direct == DirectPath::Always {
-            return Ok(direct(settings.scope, &read_filters()?));
+            let is_free = match &evidence {
+                Ok(evidence) => !has_rules(evidence, scope),
+                Err(error) => {
+                    tracing::debug!(%error, "rules of others cannot be read: packets of the direct path go through the stack twice a second");
+                    false
+                }
+            };
+            let lease = if is_free { lease() } else { Duration::ZERO };
+            return Ok(direct(scope, lease, &read_filters()?));
         }
-        let evidence = read(&launcher, settings.own_marks)?;
+        let evidence = evidence?;
         Ok(match judge(&evidence) {
             LinkPath::Programs
-                if settings.direct == DirectPath::IfNoRules && !has_rules(&evidence, settings.scope) =>
+                if settings.direct == DirectPath::IfNoRules && !has_rules(&evidence, scope) =>
             {
-                direct(settings.scope, &evidence.filters)
+                direct(scope, lease(), &evidence.filters)
             }
             path => path,
         })

@@ -213,6 +213,8 @@ fn bridge_ports(facts: &NodeFacts) -> BTreeMap<u32, MacAddress> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::model::{
         DetectLocalMode, DirectScope, InterfaceGlobs, XdpFeatures,
@@ -273,6 +275,7 @@ mod tests {
         ];
         let direct = |filtered: &[&str]| LinkPath::Direct {
             scope: DirectScope::Learned,
+            lease: Duration::ZERO,
             without: BTreeSet::new(),
             filtered: filtered.iter().map(|name| Arc::from(*name)).collect(),
         };
@@ -315,6 +318,7 @@ mod tests {
             let facts = NodeFacts {
                 link_path: LinkPath::Direct {
                     scope: DirectScope::Learned,
+                    lease: Duration::ZERO,
                     without,
                     filtered: BTreeSet::new(),
                 },
@@ -337,6 +341,7 @@ mod tests {
         };
         let direct = LinkPath::Direct {
             scope: DirectScope::Learned,
+            lease: Duration::ZERO,
             without: BTreeSet::new(),
             filtered: BTreeSet::new(),
         };

@@ -20,10 +20,10 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DsrKey, EndpointKey, EndpointValue, Flow,
-        FlowKey, FragmentKey, FragmentValue, MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue,
-        Program, ProgramError, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SourceRange,
-        XdpLinkValue,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectWatch, DsrKey, EndpointKey,
+        EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MaglevPage, MasqueradeSubnet,
+        MemberKey, NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue,
+        SourceRange, XdpLinkValue,
     },
     link::Outcome,
     prefilter::{PrefilterItem, PrefilterTable, sized::SizedPrefilter},
@@ -54,6 +54,7 @@ pub(crate) struct Kernel {
     exempt_sources: HashMap<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
     direct_links: HashMap<MapData, u32, u8>,
+    direct_watch: Array<MapData, DirectWatch>,
     xdp_links: HashMap<MapData, u32, XdpLinkValue>,
     masquerade_addresses: LpmTrie<MapData, MasqueradeSubnet, Addr>,
     dsr_endpoints: HashMap<MapData, DsrKey, Addr>,
@@ -110,11 +111,8 @@ impl Kernel {
         loader.override_global("HAS_TUNNEL", &1u32, true);
         // The default of the proxy.
         loader.override_global("AYA_LOG_LEVEL", &0u8, true);
-        loader.map_max_entries("service_counts", SLOTS * cpus()).override_global(
-            "SERVICE_SLOTS",
-            &SLOTS,
-            true,
-        );
+        loader.map_max_entries("service_counts", SLOTS * cpus());
+        loader.override_global("SERVICE_SLOTS", &SLOTS, true);
         let mut ebpf = loader.load(OBJECT).expect("root may load maps");
         for name in PROGRAMS {
             let program: &mut SchedClassifier =
@@ -135,6 +133,7 @@ impl Kernel {
             exempt_sources: map(&mut ebpf, "exempt_sources"),
             local_links: map(&mut ebpf, "local_links"),
             direct_links: map(&mut ebpf, "direct_links"),
+            direct_watch: map(&mut ebpf, "direct_watch"),
             xdp_links: map(&mut ebpf, "xdp_links"),
             masquerade_addresses: map(&mut ebpf, "masquerade_addresses"),
             dsr_endpoints: map(&mut ebpf, "dsr_endpoints"),
@@ -320,6 +319,7 @@ impl FrameRunner for Kernel {
         });
         fill_trie(&mut self.masquerade_addresses, subnets);
         self.node.set(0, config.node, 0).expect("in the map");
+        self.direct_watch.set(0, config.direct_watch, 0).expect("in the map");
         self.insert_in_prefilter(config.prefilter_items());
         self.config = Some(config.clone());
     }

@@ -1,6 +1,6 @@
 //! Learns what the stack does with a flow from a packet that leaves.
 
-use super::{LEASE_NS, epoch, is_plain, longest};
+use super::{LEASE_NS, epoch, is_before_change, is_plain, longest};
 use crate::{
     Protocol,
     checksum::Difference,
@@ -97,7 +97,10 @@ fn try_write(
     }
     let (state, valid_ns) =
         if is_approved { (DirectState::Approved, LEASE_NS) } else { (DirectState::Pending, ASK_AGAIN_NS) };
-    let longest = longest(frame, packet, is_connection)?;
+    let mut longest = longest(frame, packet, is_connection)?;
+    if longest < known.longest && !is_before_change(tables, known.until_ns) {
+        longest = known.longest;
+    }
     let flow = DirectFlow {
         source: Endpoint::new(packet.source, ports[0]),
         destination: Endpoint::new(packet.destination, ports[1]),
@@ -107,7 +110,7 @@ fn try_write(
         service: passage.service,
         addresses: difference_of_addresses(key, packet).wsum(),
         ports: difference_of_ports(key, ports).wsum(),
-        longest: if longest < known.longest { known.longest } else { longest },
+        longest,
         priority: frame.priority(),
         acknowledged: known.acknowledged,
         traffic_class: packet.traffic_class,

@@ -3,8 +3,13 @@
 //! The programs observe what the stack does with a flow. The program on the link where a packet
 //! leaves writes down its addresses, links and priority ([`learn`]). For half a second the program
 //! on the link where packets come in does the same with them. Then a packet goes through the stack
-//! again. So nothing watches rules, routes and neighbours: if one of them changes, flows follow
-//! within that time. A firewall that drops that packet ends the direct path.
+//! again. If a rule, route or neighbour changes, flows follow within that time. A firewall that
+//! drops that packet ends the direct path.
+//!
+//! Userspace may watch rules, routes and neighbours ([`DirectWatch`](crate::layout::DirectWatch)).
+//! As long as it says that none of them changed, the time is longer, and fewer packets go through
+//! the stack. It says so for a second at a time. If its process ends, half a second counts again
+//! after that second.
 
 mod early;
 mod learn;
@@ -26,8 +31,9 @@ use crate::{
     tables::Tables,
 };
 
-/// How long packets of a flow take the direct path after one that went through the stack.
-const LEASE_NS: u64 = 500_000_000;
+/// How long packets of a flow take the direct path after one that went through the stack, if
+/// userspace does not watch.
+pub const LEASE_NS: u64 = 500_000_000;
 
 /// One in so many packets of a flow that is not on the direct path may be learned from. Short
 /// connections then do not pay for it.
@@ -175,7 +181,7 @@ fn is_like(
     let Packet { traffic_class, hops, .. } = *packet;
     let is_like = flow.is_approved()
         && flow.epoch == epoch(tables)
-        && tables.now_ns() < flow.until_ns
+        && is_current(tables, flow.until_ns)
         && flow.in_link == frame.link()
         && flow.traffic_class == traffic_class
         && hops > 1
@@ -183,6 +189,29 @@ fn is_like(
         && is_plain(frame, packet)
         && longest(frame, packet, protocol.is_connection_oriented())? <= flow.longest;
     is_like.then_some(hops)
+}
+
+/// Returns true if the time of an entry is not over.
+#[inline(always)]
+fn is_current(tables: &impl Tables, until_ns: u64) -> bool {
+    let now_ns = tables.now_ns();
+    now_ns < until_ns || is_watched(tables, until_ns, now_ns)
+}
+
+/// Returns true if nothing changed since the entry was written, as far as userspace watches.
+#[inline(never)]
+fn is_watched<T: Tables>(tables: &T, until_ns: u64, now_ns: u64) -> bool {
+    let (Some(node), Some(watch)) = (tables.node(), tables.direct_watch()) else { return false };
+    let written_ns = until_ns.saturating_sub(LEASE_NS);
+    watch.since_ns <= written_ns
+        && now_ns < watch.until_ns
+        && now_ns.wrapping_sub(written_ns) < node.direct_lease_ns
+}
+
+/// Returns true if an entry is older than a change. The largest packet may have become smaller.
+#[inline(never)]
+fn is_before_change<T: Tables>(tables: &T, until_ns: u64) -> bool {
+    tables.direct_watch().is_some_and(|watch| until_ns.saturating_sub(LEASE_NS) < watch.since_ns)
 }
 
 /// Returns true for a whole packet without options and without a VLAN tag.
@@ -283,6 +312,18 @@ pub(super) fn expects<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, sequenc
     // No `Option`: LLVM would leave the number undefined, and the verifier does not permit that.
     let progress = tables.direct_progress(&reply);
     !progress.is_none() && sequence.wrapping_sub(progress.acknowledged) < UNACKNOWLEDGED
+}
+
+/// Sends the next packet of the endpoint through the stack, after a SYN or a reset of its client. It
+/// shows whether the endpoint still has the connection. `key` and `flow` are of the original
+/// direction.
+#[inline(never)]
+pub(super) fn forget_reply<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow) {
+    if is_on(tables)
+        && let Some(reply) = learn::reply_key(tables, key, flow)
+    {
+        tables.remove_direct_flow(&reply);
+    }
 }
 
 #[cfg(test)]

@@ -130,8 +130,12 @@ pub(super) fn observe<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packe
     if tcp.is_syn() && flow.is_dsr() {
         dsr::note_syn(tables, incoming);
     } else if tcp.is_syn() && flow.state & flow_state::REPLIED != 0 {
+        direct::forget_reply(tables, key, flow);
         flow::note_syn(tables, key, flow, *now_ns);
     } else if !tcp.has_rst() || is_acceptable_reset(frame, tables, packet, incoming) {
+        if tcp.has_rst() {
+            direct::forget_reply(tables, key, flow);
+        }
         let observed = observed_state(Direction::Original, *tcp) | dsr::observed_state(flow, *tcp);
         if assures(frame, packet, incoming) {
             flow::assure(tables, key, flow, observed, *now_ns);

@@ -5,7 +5,7 @@ use super::{Fixture, PROTOCOLS, scenarios};
 use crate::{
     Protocol,
     checksum::Difference,
-    layout::{DirectFlow, DirectKey, DirectState, Endpoint, ServiceCounts, XdpLinkValue},
+    layout::{DirectFlow, DirectKey, DirectState, DirectWatch, Endpoint, ServiceCounts, XdpLinkValue},
     link::Outcome,
     packet::{TcpFlags, Tuple},
     testing::{ChecksumState, Hook, InputFrame, LO, TestNode, TestPacket},
@@ -140,6 +140,29 @@ fn packets_of_a_learned_flow_leave_before_the_stack(node: &mut TestNode<'_>) {
     }
 }
 
+/// An entry that was written at the time zero is older than any change.
+fn flow_whose_time_is_over_takes_the_direct_path_while_nothing_changes(node: &mut TestNode<'_>) {
+    let (before, after) = learned_by_xdp(node, Protocol::Udp);
+    node.change_direct_flows(|flow| flow.until_ns = 1);
+    let watch = DirectWatch { since_ns: 0, until_ns: u64::MAX };
+    for (watch, lease_ns, is_direct) in [
+        (watch, u64::MAX, true),
+        (DirectWatch { since_ns: 1, ..watch }, u64::MAX, false),
+        (DirectWatch { until_ns: 1, ..watch }, u64::MAX, false),
+        (watch, 1, false),
+    ] {
+        (node.config.direct_watch, node.config.node.direct_lease_ns) = (watch, lease_ns);
+        node.write_maps();
+        if is_direct {
+            node.xdp(&before).is_transmitted_as(&after);
+            node.ingress(&before).is_redirected_as(&after);
+        } else {
+            node.xdp(&before).is_left_alone();
+            node.ingress(&before).becomes(&before.clone().to(after.to));
+        }
+    }
+}
+
 fn datagram_without_a_checksum_gets_none_before_the_stack(node: &mut TestNode<'_>) {
     let (before, after) = learned_by_xdp(node, Protocol::Udp);
     let without = |packet: TestPacket| TestPacket { checksum: Some([0; 2]), ..packet };
@@ -225,4 +248,5 @@ scenarios! {
     datagram_without_a_checksum_gets_none_on_the_direct_path,
     unusual_packets_of_a_learned_flow_are_translated_and_go_through_the_stack,
     end_of_a_connection_ends_its_direct_path,
+    flow_whose_time_is_over_takes_the_direct_path_while_nothing_changes,
 }

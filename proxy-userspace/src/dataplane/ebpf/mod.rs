@@ -3,6 +3,7 @@
 mod apply;
 mod checkers;
 mod direct;
+mod direct_watcher;
 mod drift;
 mod error;
 mod failures;
@@ -36,6 +37,7 @@ pub(crate) use self::plan::translate::{leaves_pods_to_links, masquerades, sends_
 pub use self::rehearsal::{Rehearsed, rehearse};
 use self::{
     checkers::{Checkers, OnDrift},
+    direct_watcher::DirectWatcher,
     links::Links,
     maglev::MaglevTables,
     maps::{
@@ -173,6 +175,7 @@ pub struct Ebpf {
     links: Links,
     socket_releaser: SocketReleaser,
     sweeper: FlowSweeper,
+    direct_watcher: DirectWatcher,
     maglev: MaglevTables,
     /// The smallest size of their tables.
     table_size: TableSize,
@@ -214,6 +217,7 @@ impl Ebpf {
         let mut object = Object::load(OBJECT, &specs, &settings.constants(), recording, directory)?;
         let state_copies = upgrade::state_copies(&pins, &specs, staged.as_ref())?;
         let sweeper = FlowSweeper::start(&object, &sizes, directory)?;
+        let direct_watcher = DirectWatcher::open(directory)?;
         let maglev = MaglevTables::start(&object, sizes.maglev)?;
         // New marks wait until only programs of this process are attached and the rules are
         // installed.
@@ -235,6 +239,7 @@ impl Ebpf {
             links,
             socket_releaser,
             sweeper,
+            direct_watcher,
             maglev,
             table_size: settings.table_size,
             checkers: None,
@@ -376,6 +381,7 @@ impl Dataplane for Ebpf {
         let result = self.apply_all(state, &plan);
         state.is_current = result.is_ok() && (plan.is_whole || state.is_current);
         self.maglev.follow(state, &plan);
+        self.direct_watcher.start_for(state.direct);
         self.checkers.iter().for_each(|checkers| checkers.maps.end_plan(state.digest));
         self.start_comparisons(state);
         result

@@ -28,6 +28,16 @@ pub fn is_attached(cgroup: &Cgroup, pin: &Path) -> Result<bool, KernelError> {
     live_link(cgroup, pin).map(|link| link.is_some())
 }
 
+/// Returns the identifier of the newest BPF link of the system, whose identifier is `known` or
+/// later. Needs `CAP_SYS_ADMIN`.
+pub fn newest_link(known: u32) -> Result<u32, KernelError> {
+    let mut newest = known;
+    while let Some(next) = syscall::next_link(newest).map_err(KernelError::call("list", "BPF links"))? {
+        newest = next;
+    }
+    Ok(newest)
+}
+
 /// Returns the link pinned there if it belongs to the cgroup. A detached link belongs to none, and
 /// so does a link whose cgroup is gone.
 fn live_link(cgroup: &Cgroup, pin: &Path) -> Result<Option<OwnedFd>, KernelError> {
@@ -95,4 +105,32 @@ fn create(program: &mut Program, cgroup: &Cgroup) -> Result<FdLink, ProgramError
         _ => return Err(ProgramError::UnexpectedProgramType),
     };
     link.map_err(|_| ProgramError::UnexpectedProgramType)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+
+    /// `r0 = XDP_PASS; exit`.
+    const PASS: [u64; 2] = [0x0000_0002_0000_00b7, 0x95];
+
+    #[test]
+    fn bpf_link_of_anybody_is_newer_than_all_before() {
+        // An own network namespace, so that the program sees no packet of others.
+        let run = std::thread::spawn(attach_and_look);
+        run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
+
+    fn attach_and_look() {
+        unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace, as root");
+        let before = newest_link(0).expect("as root");
+        let program = syscall::load_xdp(&PASS).expect("the verifier accepts it");
+        let loopback = nix::net::if_::if_nametoindex("lo").expect("every namespace has it");
+        let generic = 1 << 1;
+        let link = syscall::create_xdp_link(program.as_fd(), loopback, generic).expect("attached");
+        assert!(newest_link(before).expect("as root") > before);
+        drop(link);
+    }
 }

@@ -118,7 +118,7 @@ impl LostRecords {
     }
 }
 
-/// Wakes a thread up that waits for records ([`RingReader::wait`]).
+/// Wakes a thread up that waits.
 #[derive(Clone, Debug)]
 pub struct Wakeup(Arc<EventFd>);
 
@@ -135,6 +135,19 @@ impl Wakeup {
     pub fn wake(&self) {
         // It fails only if the thread was woken up before.
         let _ = self.0.write(1);
+    }
+
+    /// Waits until something can be read from one of the descriptors, at most for `limit`. Returns
+    /// true if the thread was woken up.
+    pub fn wait_for(&self, sources: &[BorrowedFd<'_>], limit: PollTimeout) -> io::Result<bool> {
+        let sources = sources.iter().copied().chain([self.0.as_fd()]);
+        let mut polled: Vec<_> = sources.map(|source| PollFd::new(source, PollFlags::POLLIN)).collect();
+        while let Err(error) = poll(&mut polled, limit) {
+            if error != Errno::EINTR {
+                return Err(error.into());
+            }
+        }
+        Ok(polled.last().is_none_or(|end| end.any().unwrap_or(true)))
     }
 }
 
@@ -155,13 +168,7 @@ impl<T: Pod> RingReader<T> {
     pub fn wait(&self, end: &Wakeup) -> io::Result<bool> {
         // SAFETY: the ring buffer keeps its file descriptor open for as long as it lives.
         let ring = unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) };
-        let mut sources = [ring, end.0.as_fd()].map(|source| PollFd::new(source, PollFlags::POLLIN));
-        while let Err(error) = poll(&mut sources, PollTimeout::NONE) {
-            if error != Errno::EINTR {
-                return Err(error.into());
-            }
-        }
-        Ok(!sources[1].any().unwrap_or(true))
+        end.wait_for(&[ring], PollTimeout::NONE).map(|ended| !ended)
     }
 
     /// Reads until the ring buffer is empty, but at most `most` records.

@@ -24,6 +24,7 @@ const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
 const BPF_MAP_UPDATE_BATCH: libc::c_int = 26;
 const BPF_LINK_CREATE: libc::c_int = 28;
+const BPF_LINK_GET_NEXT_ID: libc::c_int = 31;
 const BPF_LINK_UPDATE: libc::c_int = 29;
 const BPF_LINK_DETACH: libc::c_int = 34;
 
@@ -112,6 +113,13 @@ struct LinkCreate {
     relative_fd: u32,
     padding: u32,
     expected_revision: u64,
+}
+
+#[repr(C)]
+struct NextId {
+    start: u32,
+    next: u32,
+    open_flags: u32,
 }
 
 #[repr(C)]
@@ -461,6 +469,17 @@ fn create_link(attribute: LinkCreate) -> io::Result<OwnedFd> {
     let fd = bpf(BPF_LINK_CREATE, attribute)?;
     // SAFETY: a new descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Returns the identifier of the BPF link of the system that follows this identifier; `None` after
+/// the last one. Needs `CAP_SYS_ADMIN`. Kernel 5.8 (2d602c8cf40d).
+pub(super) fn next_link(after: u32) -> io::Result<Option<u32>> {
+    let mut attribute = NextId { start: after, next: 0, open_flags: 0 };
+    match bpf_with_output(BPF_LINK_GET_NEXT_ID, &mut attribute) {
+        Ok(_) => Ok(Some(attribute.next)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// A program on a hook of a network link.

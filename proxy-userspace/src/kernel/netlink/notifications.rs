@@ -1,8 +1,16 @@
 //! Receives the notifications of netlink's multicast groups.
 
-use netlink_sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket};
+use std::io;
+
+use netlink_sys::{AsyncSocket as _, AsyncSocketExt as _, Socket, SocketAddr, TokioSocket};
 
 use super::{super::KernelError, LARGEST_DATAGRAM};
+
+/// Binds a socket, and joins groups (`NFNLGRP_*`, `RTNLGRP_*`).
+pub(in crate::kernel) fn join(socket: &mut Socket, groups: &[u32]) -> io::Result<()> {
+    socket.bind(&SocketAddr::new(0, 0))?;
+    groups.iter().try_for_each(|group| socket.add_membership(*group))
+}
 
 /// A socket that receives all notifications of some groups since it was opened, in the network
 /// namespace of the thread that opened it.
@@ -22,8 +30,7 @@ impl Notifications {
     ) -> Result<Self, KernelError> {
         let open = || {
             let mut socket = TokioSocket::new(protocol)?;
-            socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
-            groups.iter().try_for_each(|group| socket.socket_mut().add_membership(*group))?;
+            join(socket.socket_mut(), groups)?;
             Ok(socket)
         };
         let socket = open().map_err(KernelError::call("open", object))?;

@@ -1,7 +1,7 @@
 //! Generators for a small world: few names, addresses and ports, so that objects often belong
 //! together, conflict or repeat. Some objects are such that the API would reject them.
 
-use std::{collections::BTreeSet, fmt::Debug, net::IpAddr, num::NonZeroU32, sync::Arc};
+use std::{collections::BTreeSet, fmt::Debug, net::IpAddr, num::NonZeroU32, sync::Arc, time::Duration};
 
 use glob::Pattern;
 use proptest::{collection::vec, option, prelude::*, sample::select};
@@ -151,11 +151,13 @@ fn any_link_path() -> impl Strategy<Value = LinkPath> {
     let netfilter = LinkPath::Netfilter { why: "a rule of others".into() };
     let direct = |scope, without: &[&str]| LinkPath::Direct {
         scope,
+        lease: Duration::from_secs(8),
         without: without.iter().map(|link| Arc::from(*link)).collect(),
         filtered: BTreeSet::new(),
     };
     let filtered = LinkPath::Direct {
         scope: DirectScope::Learned,
+        lease: Duration::ZERO,
         without: BTreeSet::new(),
         filtered: BTreeSet::from(["eth0".into()]),
     };

@@ -75,6 +75,7 @@ fn print<T: TopRow>(arguments: &TopArguments, rows: Vec<T>) -> io::Result<()> {
 
 /// Fails: the live table is missing.
 #[cfg(not(feature = "live-top"))]
+#[expect(clippy::unused_async, reason = "with the feature, it waits")]
 async fn show(_: &TopArguments) -> anyhow::Result<ExitCode> {
     anyhow::bail!("this shunt was built without the feature live-top: use --once for one reading")
 }

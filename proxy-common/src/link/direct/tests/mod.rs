@@ -9,7 +9,7 @@ use crate::{
     Addr,
     Protocol::{self, Tcp, Udp},
     checksum::Difference,
-    layout::{DirectState, Direction, Masquerading, flags},
+    layout::{DirectState, DirectWatch, Direction, Masquerading, flags},
     packet::{Route, TcpFlags},
     testing::{Addresses, FrameRunner as _, Hook, InputFrame, MemoryMaps, TestNode, TestPacket},
 };
@@ -84,6 +84,13 @@ impl Node {
         node.exchange(PLAIN);
         assert_eq!(node.exchange(PLAIN), [Way::Direct; 2]);
         node
+    }
+
+    /// Watches for changes from now on, and without an end.
+    fn watch(&mut self, lease_ns: u64) {
+        let config = &mut self.maps.config;
+        config.node.direct_lease_ns = lease_ns;
+        config.direct_watch = DirectWatch { since_ns: 0, until_ns: u64::MAX };
     }
 
     fn pass(&self, ns: u64) {
@@ -223,6 +230,53 @@ fn packet_goes_through_the_stack_twice_a_second() {
     }
 }
 
+/// The lease of the tests: sixteen times that without userspace.
+const LONG_LEASE_NS: u64 = 16 * LEASE_NS;
+
+#[test]
+fn while_nothing_changes_fewer_packets_go_through_the_stack() {
+    let mut node = Node::learned(Tcp, true);
+    node.watch(LONG_LEASE_NS);
+    for _ in 0..3 {
+        for _ in 0..15 {
+            node.pass(LEASE_NS);
+            assert_eq!(node.exchange(PLAIN), [Way::Direct; 2]);
+        }
+        node.pass(LEASE_NS);
+        assert_eq!(node.exchange(PLAIN), [Way::Stack; 2]);
+        assert_eq!(node.exchange(PLAIN), [Way::Direct; 2]);
+    }
+}
+
+#[test]
+fn after_a_change_a_packet_goes_through_the_stack() {
+    let mut node = Node::learned(Tcp, false);
+    node.watch(LONG_LEASE_NS);
+    node.pass(LEASE_NS);
+    assert_eq!(node.exchange(PLAIN), [Way::Direct; 2]);
+    node.maps.config.direct_watch.since_ns = node.maps.now_ns.get();
+    assert_eq!(node.exchange(PLAIN), [Way::Stack; 2]);
+    node.pass(LEASE_NS);
+    assert_eq!(node.exchange(PLAIN), [Way::Direct; 2], "nothing changed since then");
+}
+
+#[test]
+fn without_a_watch_or_with_rules_of_others_the_time_is_half_a_second() {
+    type Change = fn(&mut Node);
+    let changes: [Change; 2] = [
+        |node| node.maps.config.direct_watch.until_ns = node.maps.now_ns.get() + LEASE_NS,
+        |node| node.maps.config.node.direct_lease_ns = 0,
+    ];
+    for change in changes {
+        let mut node = Node::learned(Udp, false);
+        node.watch(LONG_LEASE_NS);
+        change(&mut node);
+        assert_eq!(node.exchange(PLAIN), [Way::Direct; 2]);
+        node.pass(LEASE_NS);
+        assert_eq!(node.exchange(PLAIN), [Way::Stack; 2]);
+    }
+}
+
 #[test]
 fn firewall_of_the_stack_ends_the_direct_path() {
     let mut node = Node::learned(Tcp, false);
@@ -243,6 +297,42 @@ fn segments_that_begin_or_end_a_connection_go_through_the_stack_and_end_its_dire
         assert!(node.maps.state.borrow().direct_flows.is_empty(), "{flags:?}");
         assert_eq!(node.exchange(PLAIN), [Way::Stack; 2], "{flags:?}");
     }
+}
+
+#[test]
+fn answer_to_a_syn_or_an_accepted_reset_goes_through_the_stack() {
+    for is_masqueraded in [false, true] {
+        let mut node = Node::learned(Tcp, is_masqueraded);
+        node.watch(LONG_LEASE_NS);
+        assert_eq!(node.send(&node.request(TcpFlags::SYN_ALONE)), Way::Stack);
+        assert_eq!(node.send(&node.reply(PLAIN)), Way::Stack, "it may be a challenge");
+
+        let mut node = Node::learned(Tcp, is_masqueraded);
+        node.watch(LONG_LEASE_NS);
+        let next = 1 << 20;
+        assert_eq!(node.send(&node.reply(PLAIN).acknowledgement(next)), Way::Direct);
+        assert_eq!(node.send(&node.request(TcpFlags::RST_ALONE).sequence(next)), Way::Stack);
+        assert_eq!(node.send(&node.reply(PLAIN)), Way::Stack, "the endpoint may go on");
+
+        let mut node = Node::learned(Tcp, is_masqueraded);
+        node.watch(LONG_LEASE_NS);
+        let forged = node.request(TcpFlags::RST_ALONE).sequence(1 << 30);
+        assert_eq!(node.send(&forged), Way::Stack);
+        assert_eq!(node.send(&node.reply(PLAIN)), Way::Direct, "it changes nothing");
+    }
+}
+
+#[test]
+fn after_a_change_long_packets_go_through_the_stack_again() {
+    let mut node = Node::learned(Udp, false);
+    node.watch(LONG_LEASE_NS);
+    let payload = crate::testing::Payload::Udp { data: std::vec![0; 500] };
+    let long = TestPacket { payload, ..node.request(PLAIN) };
+    assert_eq!([(); 2].map(|()| node.send(&long)), [Way::Stack, Way::Direct]);
+    node.pass(LEASE_NS);
+    node.maps.config.direct_watch.since_ns = node.maps.now_ns.get();
+    assert_eq!(node.exchange(PLAIN), [Way::Stack; 2]);
+    assert_eq!([(); 2].map(|()| node.send(&long)), [Way::Stack, Way::Direct]);
 }
 
 #[test]

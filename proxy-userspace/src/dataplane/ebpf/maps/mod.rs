@@ -229,6 +229,7 @@ impl Maps {
             last_port: before.map_or(0, |value| value.last_port),
             direct_scope: before.map_or(0, |value| value.direct_scope),
             direct_epoch: before.map_or(0, |value| value.direct_epoch),
+            direct_lease_ns: before.map_or(0, |value| value.direct_lease_ns),
             tunnel_link: before.map_or(0, |value| value.tunnel_link),
             tunnel_mtu: before.map_or(0, |value| value.tunnel_mtu),
             tunnel_v4: before.map_or(Addr::UNSPECIFIED_V6, |value| value.tunnel_v4),
@@ -271,8 +272,10 @@ impl Maps {
 
     /// Sets which flows take the direct path.
     pub(crate) fn set_direct(&mut self, fields: DirectFields) -> Result<(), KernelError> {
-        let DirectFields { epoch, scope } = fields;
-        self.update_node(|node| (node.direct_epoch, node.direct_scope) = (epoch.0, scope))
+        let DirectFields { epoch, scope, lease_ns } = fields;
+        self.update_node(|node| {
+            (node.direct_epoch, node.direct_scope, node.direct_lease_ns) = (epoch.0, scope, lease_ns);
+        })
     }
 
     /// Sets the tunnel to other nodes.
@@ -415,7 +418,11 @@ impl Maps {
             socket_scope: node.socket_scope,
             new_flows: node.new_flows,
             masquerade: MasqueradeFields { masquerading, first_port, last_port },
-            direct: DirectFields { epoch: DirectEpoch(node.direct_epoch), scope: node.direct_scope },
+            direct: DirectFields {
+                epoch: DirectEpoch(node.direct_epoch),
+                scope: node.direct_scope,
+                lease_ns: node.direct_lease_ns,
+            },
             tunnel: TunnelFields {
                 link: node.tunnel_link,
                 mtu: node.tunnel_mtu,

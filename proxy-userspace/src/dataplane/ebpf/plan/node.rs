@@ -13,10 +13,7 @@ use super::{
     step::{DirectFields, MapEntry, Step},
     translate,
 };
-use crate::{
-    kernel::bpf::tc::Hook,
-    model::{LinkPath, PortRange},
-};
+use crate::{kernel::bpf::tc::Hook, model::PortRange};
 
 impl Planner<'_> {
     pub(super) fn node_addresses(&mut self) {
@@ -91,9 +88,9 @@ impl Planner<'_> {
     pub(super) fn direct_path(&mut self) {
         let (node, state) = (self.node, self.state);
         self.difference(&state.direct_links, &node.direct_links, MapEntry::DirectLink);
-        let DirectFields { epoch, scope: before } = state.direct;
-        if let LinkPath::Direct { scope, .. } = node.link_path {
-            self.direct_begins = !epoch.is_on() || before != scope as u16;
+        let epoch = state.direct.epoch;
+        if let Some(fields) = DirectFields::of(&node.link_path, epoch) {
+            self.direct_begins = !epoch.is_on() || state.direct != fields;
         } else if epoch.is_on() {
             let off = DirectFields { epoch: epoch.off(), ..state.direct };
             self.phases.additions.insert(0, Step::SetDirect(off));
@@ -104,12 +101,11 @@ impl Planner<'_> {
     /// and entries are removed: datagrams must not reach an endpoint that is gone, or come in on a
     /// link that others watch.
     pub(super) fn next_epoch(&self) -> Option<Step> {
-        let LinkPath::Direct { scope, .. } = self.node.link_path else { return None };
         let epoch = self.state.direct.epoch;
+        let fields = DirectFields::of(&self.node.link_path, epoch.next_on())?;
         let ends_flows =
             |step: &Step| matches!(step, Step::Remove(MapEntry::Member(_) | MapEntry::DirectLink(_)));
         let ends = epoch.is_on() && self.phases.removals.iter().any(ends_flows);
-        let fields = DirectFields { epoch: epoch.next_on(), scope: scope as u16 };
         (self.direct_begins || ends).then_some(Step::SetDirect(fields))
     }
 

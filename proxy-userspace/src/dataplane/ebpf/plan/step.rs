@@ -16,7 +16,8 @@ use super::{
     ranges::{LinkSubnet, Prefix, Range},
 };
 use crate::{
-    model::{PortRange, ServedLink, XdpLink},
+    kernel::clock,
+    model::{LinkPath, PortRange, ServedLink, XdpLink},
     net::NetnsCookie,
 };
 
@@ -170,6 +171,16 @@ pub struct DirectFields {
     pub epoch: DirectEpoch,
     /// The [`DirectScope`](proxy_common::layout::DirectScope).
     pub scope: u16,
+    /// [`NodeValue::direct_lease_ns`](proxy_common::layout::NodeValue).
+    pub lease_ns: u64,
+}
+
+impl DirectFields {
+    /// Returns the fields for a path.
+    pub(crate) fn of(path: &LinkPath, epoch: DirectEpoch) -> Option<Self> {
+        let LinkPath::Direct { scope, lease, .. } = path else { return None };
+        Some(Self { epoch, scope: *scope as u16, lease_ns: clock::nanos(*lease) })
+    }
 }
 
 /// The tunnel to other nodes, as in the map `node`.

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     dataplane::PlanSize as _,
-    kernel::bpf::tc::Hook,
+    kernel::{bpf::tc::Hook, clock},
     model::{Dirty, Framing, LinkPath, ServedLink, Snapshot, SocketScope, testing},
 };
 
@@ -281,9 +281,10 @@ proptest! {
             state.record(step);
         }
         match after.node.link_path {
-            LinkPath::Direct { scope, .. } => {
+            LinkPath::Direct { scope, lease, .. } => {
                 prop_assert!(state.direct.epoch.is_on());
                 prop_assert_eq!(state.direct.scope, scope as u16);
+                prop_assert_eq!(state.direct.lease_ns, clock::nanos(lease));
             }
             _ => prop_assert!(!state.direct.epoch.is_on()),
         }
