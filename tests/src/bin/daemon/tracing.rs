@@ -114,6 +114,11 @@ fn are_loaded() -> Result<bool> {
     Ok(false)
 }
 
+fn wait_until_nobody_traces() -> Result<()> {
+    let is_over = || Ok::<_, anyhow::Error>((!are_loaded()?).then_some(()));
+    Deadline::after(TIMEOUT).try_poll(is_over)?.context("the programs that trace stay loaded")
+}
+
 /// What [`what`] writes for the clients of [`use_services`], in this order: the node, a pod, a
 /// pod's datagrams, and a client outside.
 fn lines_of_clients(is_ebpf: bool) -> [String; 4] {
@@ -157,6 +162,8 @@ pub(crate) fn a_trace_is_what_clients_did_and_costs_nothing_otherwise(setup: &Se
         }
         Ok(())
     })?;
+    // A trace that begins before the last one has ended shares its events.
+    wait_until_nobody_traces()?;
     remove_endpoints(&mut node)?;
     let refused = Trace::start(&node, setup, "refused", &["--verdict", "refused"])?;
     connect(&mut node, Host::Node1, CLUSTER_IP, Protocol::Tcp, false)?;
@@ -164,8 +171,7 @@ pub(crate) fn a_trace_is_what_clients_did_and_costs_nothing_otherwise(setup: &Se
     let of_node = "refused refused TCP node 10.96.0.80:80 default/web 0 -";
     let of_client = "refused refused TCP 192.168.57.50 192.168.57.11:30080 default/web 0 eth0";
     refused.end_with(&[of_node, of_node, of_client, of_client])?;
-    let is_over = || Ok::<_, anyhow::Error>((!are_loaded()?).then_some(()));
-    Deadline::after(TIMEOUT).try_poll(is_over)?.context("the programs that trace stay loaded")?;
+    wait_until_nobody_traces()?;
     node.end()
 }
 
