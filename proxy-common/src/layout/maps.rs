@@ -90,8 +90,8 @@ pub enum MapContent {
     State,
     /// What programs count for single service ports. It starts at zero in the next version.
     Counts,
-    /// What programs write, or userspace beside the Snapshot, and find out again if it is missing.
-    /// The next version's process starts without it.
+    /// What can be found out again. Programs write it, or a thread of userspace. The next version's
+    /// process starts without it.
     Cache,
 }
 

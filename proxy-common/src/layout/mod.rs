@@ -390,7 +390,7 @@ map_type! {
         /// of `direct_flows` with the same epoch.
         direct_epoch: u64,
         /// For how many nanoseconds packets take the direct path after one that went through the
-        /// stack, while [`DirectWatch`] says that nothing changed. 0 means as long as without it.
+        /// stack, if [`DirectWatch`] says that nothing changed. With 0, it makes no difference.
         direct_lease_ns: u64,
         /// The interface index of the tunnel to other nodes, or 0 without one.
         tunnel_link: u32,
@@ -411,7 +411,7 @@ map_type! {
     DirectWatch, 16 {
         /// When userspace last learned of a change, or began to watch.
         since_ns: u64,
-        /// Until then the value counts. Userspace moves it on for as long as it watches.
+        /// When the value ceases to count. While userspace watches, it raises this time.
         until_ns: u64,
     }
 }

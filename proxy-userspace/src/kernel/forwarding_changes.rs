@@ -1,12 +1,12 @@
-//! Waits for changes to what the kernel does with forwarded packets: netfilter rules, links, filters
-//! of links, routes, routing rules, neighbours, IPsec policies, and programs that are attached by
-//! BPF links.
+//! Waits for changes to what the kernel does with forwarded packets: netfilter rules, links,
+//! filters of links, routes, routing rules, neighbours, IPsec policies, and programs that are
+//! attached by a BPF link.
 //!
-//! The kernel does not report changes of legacy iptables, so there is always a change while one of
-//! its tables exists. It also does not report programs that are attached through TCX without a BPF
-//! link.
+//! The kernel does not report changes of legacy iptables. While one of its tables exists,
+//! [`ForwardingChanges::take`] always returns true. The kernel also does not report programs that
+//! are attached through TCX without a BPF link.
 
-use std::{collections::HashMap, fs, io, os::fd::AsFd as _, time::Duration};
+use std::{collections::HashMap, io, os::fd::AsFd as _, time::Duration};
 
 use libc::{AF_BRIDGE, NFNLGRP_NFTABLES, RTM_DELNEIGH, RTM_GETNEIGH, RTM_NEWNEIGH, c_int};
 use netlink_packet_core::{NLM_F_DUMP, NetlinkBuffer};
@@ -20,6 +20,7 @@ use super::{
     KernelError,
     bpf::{self, Wakeup},
     foreign_changes::{is_foreign, is_unsupported},
+    iptables::Iptables,
     netlink::{
         Attributes, LARGEST_DATAGRAM, NetlinkSocket, kernel_constants, messages_of, notifications::join,
         uninterrupted,
@@ -31,14 +32,11 @@ use crate::net::TableName;
 /// Links, neighbours, traffic control, routes, routing rules and settings of IPv4 and IPv6, and
 /// next hops (`RTNLGRP_*`).
 const ROUTE_GROUPS: [u32; 10] = [1, 3, 4, 7, 8, 11, 19, 24, 25, 32];
-/// The names of the legacy tables of this network namespace.
-const LEGACY_TABLES: [&str; 2] =
-    ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 /// So many datagrams of a socket are read at a time.
 const MAX_DATAGRAMS: usize = 4096;
 /// The length of `struct ndmsg`.
 const NEIGHBOUR_HEADER: usize = 12;
-/// So many neighbours are remembered beside those that exist.
+/// At most so many neighbours are remembered that were removed.
 const MAX_FORMER_NEIGHBOURS: usize = 1 << 14;
 
 // include/uapi/linux/neighbour.h.
@@ -80,7 +78,7 @@ impl ForwardingChanges {
 
     /// Returns true if something changed since the last call, or may have changed.
     pub fn take(&mut self) -> Result<bool, KernelError> {
-        Ok(self.read()? | self.has_new_bpf_link()? | has_legacy_tables())
+        Ok(self.read()? | self.has_new_bpf_link()? | Iptables::has_legacy_tables())
     }
 
     /// Waits for a notification, at most for `limit`. Returns true if the thread was woken up.
@@ -158,10 +156,6 @@ fn read(
     Ok(Received::NotAll)
 }
 
-fn has_legacy_tables() -> bool {
-    LEGACY_TABLES.iter().any(|names| fs::read_to_string(names).is_ok_and(|names| !names.is_empty()))
-}
-
 /// The hardware addresses of neighbours. The kernel also reports each time that it checks whether a
 /// neighbour is reachable, which changes nothing.
 #[derive(Default)]
@@ -203,8 +197,9 @@ impl Neighbours {
         match message.message_type() {
             RTM_NEWNEIGH => neighbour(message.payload()).is_some_and(|(key, hardware)| match hardware {
                 Some(hardware) => {
-                    let before = self.known.insert(key, hardware.clone());
-                    before.is_some_and(|before| before != hardware)
+                    let has_moved = self.known.get(&key).is_some_and(|before| *before != hardware);
+                    self.known.insert(key, hardware);
+                    has_moved
                 }
                 // It does not answer any more. The stack may take another next hop.
                 None => self.known.remove(&key).is_some(),
@@ -235,7 +230,8 @@ mod tests {
         netlink::MessageBuffer,
     };
 
-    /// Returns true if the command changed something. BPF links are left out: other tests make some.
+    /// Returns true if the command changed something. It leaves BPF links out, because other tests
+    /// make some.
     fn is_change(changes: &mut ForwardingChanges, command: &str) -> bool {
         let mut words = command.split_whitespace();
         let program = words.next().expect("a program");

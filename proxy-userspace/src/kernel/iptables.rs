@@ -104,11 +104,22 @@ impl Iptables {
     /// Returns true if a table exists in `ip_tables`. The commands of that backend would create a
     /// table by reading it.
     pub fn has_legacy_table(family: IpFamily, table: &str) -> bool {
+        Self::legacy_tables(family).lines().any(|name| name == table)
+    }
+
+    /// Returns true if `ip_tables` has a table of either family.
+    pub fn has_legacy_tables() -> bool {
+        IpFamily::ALL.into_iter().any(|family| !Self::legacy_tables(family).is_empty())
+    }
+
+    /// Returns the names of the tables in `ip_tables`, in the network namespace of the caller; an
+    /// empty text if the kernel does not have the module.
+    fn legacy_tables(family: IpFamily) -> String {
         let names = match family {
             IpFamily::V4 => "/proc/thread-self/net/ip_tables_names",
             IpFamily::V6 => "/proc/thread-self/net/ip6_tables_names",
         };
-        fs::read_to_string(names).is_ok_and(|names| names.lines().any(|name| name == table))
+        fs::read_to_string(names).unwrap_or_default()
     }
 
     /// Returns the output of iptables-save for a table; an empty text if the table does not exist.

@@ -1,26 +1,27 @@
-//! For how long a flow may take the direct path without a packet through the stack, where no rules of
-//! others look at packets.
+//! For how long a flow may take the direct path without a packet through the stack, where no rules
+//! of others look at packets.
 
 use std::time::Duration;
 
 use crate::kernel::sysctl::Sysctl;
 
-/// The longest time. Then few packets go through the stack even of a flow with few packets.
+/// The longest time. A flow with four packets a second then sends one of 32 through the stack.
 const LONGEST: Duration = Duration::from_secs(8);
-/// Conntrack forgets a connection when it saw no packet of it for this time. These are the shortest
-/// of connections that are on the direct path.
+/// Conntrack forgets a connection if it sees no packet of it for one of these times. No other
+/// timeout concerns connections on the direct path.
 const TIMEOUTS: [Sysctl; 5] = [
     Sysctl("netfilter/nf_conntrack_udp_timeout"),
     Sysctl("netfilter/nf_conntrack_udp_timeout_stream"),
     Sysctl("netfilter/nf_conntrack_tcp_timeout_established"),
-    // Conntrack misses acknowledgements, and sees segments again.
+    // Conntrack does not see all acknowledgements.
     Sysctl("netfilter/nf_conntrack_tcp_timeout_unacknowledged"),
     Sysctl("netfilter/nf_conntrack_tcp_timeout_max_retrans"),
 ];
-/// Conntrack sees packets of a connection at least so many times before it forgets it.
+/// A flow can send so many packets through the stack before a timeout is over.
 const PACKETS: u32 = 3;
 
-/// Returns the time, or zero if a timeout cannot be read. Conntrack must not forget a connection whose packets it does not see.
+/// Returns the time, or zero if a timeout cannot be read. In that time, conntrack forgets no
+/// connection.
 pub(super) fn lease() -> Duration {
     let timeouts = TIMEOUTS.iter().filter_map(|timeout| timeout.read().unwrap_or(Some(0)));
     lease_with(timeouts.map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0))))

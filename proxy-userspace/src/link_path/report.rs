@@ -125,19 +125,20 @@ fn direct(scope: DirectScope, lease: Duration, filters: &[LinkFilter]) -> LinkPa
 async fn read_and_judge(launcher: Launcher, settings: Settings) -> Result<LinkPath, KernelError> {
     let judged = spawn_blocking(move || {
         let Settings { scope, .. } = settings;
-        let evidence = read(&launcher, settings.own_marks);
+        let evidence = match read(&launcher, settings.own_marks) {
+            Err(error) if settings.direct == DirectPath::Always => {
+                tracing::debug!(
+                    %error,
+                    "cannot read the rules of others: each flow on the direct path sends a packet through the stack twice a second"
+                );
+                return Ok(direct(scope, Duration::ZERO, &read_filters()?));
+            }
+            evidence => evidence?,
+        };
         if settings.direct == DirectPath::Always {
-            let is_free = match &evidence {
-                Ok(evidence) => !has_rules(evidence, scope),
-                Err(error) => {
-                    tracing::debug!(%error, "rules of others cannot be read: packets of the direct path go through the stack twice a second");
-                    false
-                }
-            };
-            let lease = if is_free { lease() } else { Duration::ZERO };
-            return Ok(direct(scope, lease, &read_filters()?));
+            let lease = if has_rules(&evidence, scope) { Duration::ZERO } else { lease() };
+            return Ok(direct(scope, lease, &evidence.filters));
         }
-        let evidence = evidence?;
         Ok(match judge(&evidence) {
             LinkPath::Programs
                 if settings.direct == DirectPath::IfNoRules && !has_rules(&evidence, scope) =>

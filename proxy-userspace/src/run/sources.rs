@@ -86,7 +86,7 @@ async fn objects(
                 watch::record_events(&client, &config.model.node_name, &mut node_events).await;
                 std::future::pending::<()>().await;
             };
-            // If this node takes no packets of the tunnel, this only removes an earlier announcement.
+            // On a node without a tunnel, this only removes an earlier announcement.
             let announcement = async {
                 let wanted = outputs.dsr_announcement.subscribe();
                 watch::announce_dsr(&client, &config.model.node_name, Timing::default(), wanted).await;

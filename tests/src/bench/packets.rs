@@ -60,9 +60,9 @@ const MANY: u32 = 100_000;
 const ALL_NEW: u32 = 1 << 30;
 /// Packets of a round.
 const ROUND: u32 = 100_000;
-/// Rounds before those that count: they fill caches, and the direct path learns from one of eight
+/// Rounds of many flows before those that count. The direct path learns from one of eight
 /// packets of a new flow.
-const FIRST_ROUNDS: usize = 24;
+const LEARNING_ROUNDS: usize = 24;
 /// Packets that the servers answer before the next ones come, while flows begin.
 const BURST: u32 = 1_000;
 const PAUSE: Duration = Duration::from_millis(8);
@@ -280,13 +280,16 @@ impl Sender {
     fn compare(&self, world: &mut World, way: Way, flows: Flows, pairs: usize) -> Result<PacketsResult> {
         let (node, router) = (self.to_node(flows.count()), self.to_router(flows.count()));
         let mut rates = Vec::new();
-        for _ in 0..FIRST_ROUNDS {
-            rate(world, Host::Node1, (&node, self.is_native))?;
+        if flows == Flows::Many {
+            for _ in 0..LEARNING_ROUNDS {
+                rate(world, Host::Node1, (&node, self.is_native))?;
+            }
         }
-        for _ in 0..pairs {
+        // The first round fills caches.
+        for round in 0..=pairs {
             let clean = rate(world, Host::Router, (&router, false))?;
             let measured = rate(world, Host::Node1, (&node, self.is_native))?;
-            rates.push((measured, clean));
+            rates.extend((round > 0).then_some((measured, clean)));
         }
         let per_second = median(rates.iter().map(|(measured, _)| *measured))?;
         Ok(PacketsResult { way, flows, per_second, ratio: Ratio::of(rates.into_iter()) })

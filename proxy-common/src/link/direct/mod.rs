@@ -202,16 +202,22 @@ fn is_current(tables: &impl Tables, until_ns: u64) -> bool {
 #[inline(never)]
 fn is_watched<T: Tables>(tables: &T, until_ns: u64, now_ns: u64) -> bool {
     let (Some(node), Some(watch)) = (tables.node(), tables.direct_watch()) else { return false };
-    let written_ns = until_ns.saturating_sub(LEASE_NS);
+    let written_ns = written_ns(until_ns);
     watch.since_ns <= written_ns
         && now_ns < watch.until_ns
         && now_ns.wrapping_sub(written_ns) < node.direct_lease_ns
 }
 
-/// Returns true if an entry is older than a change. The largest packet may have become smaller.
+/// Returns true if an entry is older than a change. The MTU of a link may be lower since then.
 #[inline(never)]
 fn is_before_change<T: Tables>(tables: &T, until_ns: u64) -> bool {
-    tables.direct_watch().is_some_and(|watch| until_ns.saturating_sub(LEASE_NS) < watch.since_ns)
+    tables.direct_watch().is_some_and(|watch| written_ns(until_ns) < watch.since_ns)
+}
+
+/// Returns when an approved entry was written, by its [`DirectFlow::until_ns`].
+#[inline(always)]
+const fn written_ns(until_ns: u64) -> u64 {
+    until_ns.saturating_sub(LEASE_NS)
 }
 
 /// Returns true for a whole packet without options and without a VLAN tag.
@@ -314,9 +320,9 @@ pub(super) fn expects<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, sequenc
     !progress.is_none() && sequence.wrapping_sub(progress.acknowledged) < UNACKNOWLEDGED
 }
 
-/// Sends the next packet of the endpoint through the stack, after a SYN or a reset of its client. It
-/// shows whether the endpoint still has the connection. `key` and `flow` are of the original
-/// direction.
+/// Sends the next packet of the endpoint through the stack, after a SYN or a reset of its client.
+/// That packet shows whether the endpoint still has the connection. `key` and `flow` are of the
+/// original direction.
 #[inline(never)]
 pub(super) fn forget_reply<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow) {
     if is_on(tables)

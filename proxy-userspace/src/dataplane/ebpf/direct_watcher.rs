@@ -21,7 +21,7 @@ const VALID: Duration = Duration::from_secs(1);
 const INTERVAL: Duration = Duration::from_millis(250);
 /// How long changes that come together are waited for.
 const BURST: Duration = Duration::from_millis(20);
-/// A packet that was in the stack during a change may still be learned from this long after it.
+/// How long after a change a packet may leave that the stack handled before the change.
 const IN_STACK: Duration = Duration::from_secs(1);
 /// How often the thread tries again to open its sockets.
 const RETRY: Duration = Duration::from_secs(10);

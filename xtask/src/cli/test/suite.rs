@@ -19,7 +19,7 @@ use crate::cli::vm::Kernel;
 const LONG: Duration = Duration::from_mins(30);
 /// Arguments of clippy.
 const DENY: [&str; 4] = ["--all-targets", "--", "-D", "warnings"];
-/// The tests of [`Extent::Quick`]: pure ones, the layers of the crate, and the programs with frames.
+/// The tests of [`Extent::Quick`]: pure ones, those of layers, and the programs with frames.
 const QUICK_TESTS: [&str; 5] = ["--lib", "--test", "layers", "--test", "ebpf_frames"];
 /// The cases of [`Extent::Quick`], where the modes of netfilter run only the first of them, and
 /// of these modes with the API server as the source of objects.
