@@ -239,6 +239,9 @@ pub struct NodeFacts {
     /// The ports that the kernel gives to sockets of the node (`net.ipv4.ip_local_port_range`), if
     /// they are known.
     pub local_ports: Option<PortRange>,
+    /// The source ports of the flows that link programs of an earlier process masquerade, while
+    /// these programs are attached and this process does not take the flows over.
+    pub former_programs_ports: Option<PortRange>,
     /// What translates packets that come in on links.
     pub link_path: LinkPath,
     /// The sockets that are served.

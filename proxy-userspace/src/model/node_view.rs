@@ -48,6 +48,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         tunnel: None,
         masquerade_all: settings.masquerade_all,
         masquerade,
+        former_programs_ports: facts.former_programs_ports,
         being_deleted: node.is_some_and(|node| node.being_deleted),
     }
 }
@@ -358,6 +359,22 @@ mod tests {
             let view = node_view(&settings(with_direct_path), None, &facts);
             assert_eq!(view.masquerade_ports(so_far), expected, "{path:?}");
         }
+    }
+
+    #[test]
+    fn netfilter_takes_other_ports_than_programs_of_this_process_or_an_earlier_one() {
+        let range = |first, last| Some(PortRange { first, last });
+        let ports = |of_process, of_former| {
+            let settings = ModelSettings { masquerade_ports: of_process, ..settings() };
+            let facts = NodeFacts { former_programs_ports: of_former, ..facts(&[]) };
+            node_view(&settings, None, &facts).netfilter_ports()
+        };
+        assert_eq!(ports(None, None), None);
+        for programs in [range(1_024, 29_999), range(1_024, 32_767)] {
+            assert_eq!(ports(programs, None), range(32_768, 65_535));
+            assert_eq!(ports(None, programs), range(32_768, 65_535));
+        }
+        assert_eq!(ports(None, range(1_024, 65_535)), None, "no ports are left");
     }
 
     #[test]

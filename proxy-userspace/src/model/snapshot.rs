@@ -220,6 +220,8 @@ pub struct NodeView {
     pub masquerade_all: bool,
     /// How the link programs masquerade, if they may. `None` if netfilter does.
     pub masquerade: Option<Masquerade>,
+    /// The source ports of the flows that link programs of an earlier process masquerade.
+    pub former_programs_ports: Option<PortRange>,
     /// The Node is being deleted: `/healthz` returns 503.
     pub being_deleted: bool,
 }
@@ -260,7 +262,8 @@ impl NodeView {
     /// A reply to a port of the programs' range is taken for one to a flow that they masquerade.
     pub fn netfilter_ports(&self) -> Option<PortRange> {
         const APART: PortRange = PortRange { first: 32_768, last: u16::MAX };
-        let programs = self.masquerade.as_ref()?.ports;
+        let masquerade = self.masquerade.as_ref();
+        let programs = masquerade.map(|masquerade| masquerade.ports).or(self.former_programs_ports)?;
         programs.common(APART).is_none().then_some(APART)
     }
 }

@@ -7,7 +7,7 @@ use proxy_userspace::{
     assembly,
     causes::with_causes,
     config::Config,
-    dataplane::{Mode, ipvs},
+    dataplane::{Mode, ebpf::Ebpf, ipvs},
     kernel::{
         self, KernelError,
         command::Launcher,
@@ -16,7 +16,7 @@ use proxy_userspace::{
     },
     link_path::{self, DirectPath},
     mode::{BackstopPolicy, LinksDirect, LinksPath, SocketsScope},
-    net::{DirectScope, LinkPath, NodeFacts, SocketScope},
+    net::{DirectScope, LinkPath, NodeFacts, PortRange, SocketScope},
     sync::Outputs,
 };
 use tokio::{
@@ -29,6 +29,9 @@ use super::{Tasks, dataplane};
 
 /// How long after a failure the links and addresses are listed again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// How often shunt looks whether programs of an earlier process are still attached.
+const LOOK_AFTER: Duration = Duration::from_secs(1);
 
 /// Starts the sources of the facts. The receiver has `None` until all of them are known.
 pub(super) fn start(
@@ -52,16 +55,64 @@ pub(super) fn start(
         .await;
         Ok(())
     });
+    let former_ports = former_programs_ports(config);
     if config.mode != Mode::Ebpf {
-        return links;
+        return match former_ports {
+            Some(ports) => until_programs_are_removed(ports, links, config, tasks),
+            None => links,
+        };
     }
+    // They stay in use while the programs go on with the flows of the earlier process.
+    let former_ports = former_ports.filter(|_| config.model.masquerade_ports.is_none());
     let path = link_path(config, launcher, tasks);
     let sockets = served_sockets(config, outputs, tasks);
     let (to, facts) = watch::channel(None);
     let outputs = outputs.clone();
     tasks.spawn(async move {
-        merge(links, path, sockets, outputs, to).await;
+        merge(links, path, sockets, former_ports, outputs, to).await;
         Ok(())
+    });
+    facts
+}
+
+/// Returns the source ports of the flows that programs of an earlier process masquerade.
+fn former_programs_ports(config: &Config) -> Option<PortRange> {
+    Ebpf::pinned_masquerade_ports(&config.ebpf.pin_dir).unwrap_or_else(|error| {
+        let error = with_causes(&error);
+        tracing::warn!(error, "cannot read which ports the programs of an earlier process masquerade with");
+        None
+    })
+}
+
+/// Adds the source ports of programs of an earlier process to the facts, as long as the programs
+/// are attached. The takeover removes them, and this process may be told to end before.
+fn until_programs_are_removed(
+    ports: PortRange,
+    mut links: watch::Receiver<Option<NodeFacts>>,
+    config: &Config,
+    tasks: &mut Tasks,
+) -> watch::Receiver<Option<NodeFacts>> {
+    let (to, facts) = watch::channel(None);
+    let config = config.clone();
+    tasks.spawn(async move {
+        let mut former_programs_ports = Some(ports);
+        loop {
+            if let Some(facts) = links.borrow_and_update().clone() {
+                let facts = Some(NodeFacts { former_programs_ports, ..facts });
+                to.send_if_modified(|sent| {
+                    let differs = *sent != facts;
+                    *sent = facts;
+                    differs
+                });
+            }
+            tokio::select! {
+                () = changed(&mut links) => {}
+                () = sleep(LOOK_AFTER), if former_programs_ports.is_some() => {
+                    former_programs_ports = self::former_programs_ports(&config);
+                }
+                () = to.closed() => return Ok(()),
+            }
+        }
     });
     facts
 }
@@ -94,6 +145,7 @@ async fn merge(
     mut links: watch::Receiver<Option<NodeFacts>>,
     mut path: watch::Receiver<Option<LinkPath>>,
     mut sockets: watch::Receiver<Option<ServedSockets>>,
+    former_programs_ports: Option<PortRange>,
     outputs: Outputs,
     to: watch::Sender<Option<NodeFacts>>,
 ) {
@@ -108,6 +160,7 @@ async fn merge(
             let local_ports = sysctl::local_ports().ok();
             to.send_replace(Some(NodeFacts {
                 local_ports,
+                former_programs_ports,
                 link_path,
                 socket_scope,
                 exempt_addresses,

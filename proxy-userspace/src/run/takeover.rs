@@ -101,6 +101,8 @@ impl TakeoverStage for Takeover {
             self.report_replacement(backstop);
             let mut errors: Vec<_> = self.broken.drain(..).flat_map(|mut broken| broken.cleanup()).collect();
             errors.extend(dataplane::remove_other_modes(&self.config, backstop, &self.launcher));
+            // During a shutdown all commands fail. The next process removes the rest.
+            errors.retain(|_| !self.launcher.is_shutting_down());
             for error in errors {
                 tracing::warn!(
                     error = with_causes(&error),

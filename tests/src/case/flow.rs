@@ -42,7 +42,11 @@ pub enum Action {
 pub struct Send {
     /// The request. The runner sets its timeout.
     pub request: SendRequest,
-    /// The maximum number of sends until the expectation holds.
+    /// The number of sends. The expectation holds for all together.
+    pub sends: usize,
+    /// The pause between two of them.
+    pub pause: Duration,
+    /// The maximum number of attempts until the expectation holds.
     pub tries: usize,
     /// If true, a prompt error counts as an answer.
     pub or_error: bool,
@@ -208,9 +212,7 @@ impl FlowKeys {
         if let Some(source) = sources.iter().find(|source| source.is_ipv4() != to.is_ipv4()) {
             return Err(format!("`sources`: {source} is of another family than {to}"));
         }
-        let seconds = self.pause.take().unwrap_or(0.0);
-        let pause =
-            Duration::try_from_secs_f64(seconds).map_err(|error| format!("`pause` {seconds}: {error}"))?;
+        let pause = self.pause()?;
         let size = at_least_one("size", self.size.take())?;
         let answer = self.answer.take().unwrap_or(0);
         let source_port = self.sport.take();
@@ -223,12 +225,18 @@ impl FlowKeys {
         Ok(ConnectRequest { unconnected, size, answer, source_port, sources, pause, hold, ..request })
     }
 
+    fn pause(&mut self) -> Result<Duration, String> {
+        let seconds = self.pause.take().unwrap_or(0.0);
+        Duration::try_from_secs_f64(seconds).map_err(|error| format!("`pause` {seconds}: {error}"))
+    }
+
     fn send(&mut self, id: String) -> Result<Send, String> {
         let size = at_least_one("size", self.size.take())?;
         let tries = at_least_one("tries", self.tries.take())?;
         let answer = self.answer.take().unwrap_or(0);
         let request = SendRequest { id, size, answer, timeout: Duration::ZERO };
-        Ok(Send { request, tries, or_error: self.or_error.take().unwrap_or(false) })
+        let (sends, pause) = (at_least_one("n", self.n.take())?, self.pause()?);
+        Ok(Send { request, sends, pause, tries, or_error: self.or_error.take().unwrap_or(false) })
     }
 
     fn expect_answers(&mut self) -> Result<Expectation, String> {
@@ -313,20 +321,25 @@ fn at_least_one(key: &str, value: Option<usize>) -> Result<usize, String> {
     }
 }
 
+fn write_count(f: &mut fmt::Formatter<'_>, count: usize) -> fmt::Result {
+    if count > 1 { write!(f, " x{count}") } else { Ok(()) }
+}
+
 /// Formats a flow as in "a2 tcp 10.96.0.10:80 x24".
 impl fmt::Display for Flow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ", self.from)?;
         match &self.action {
             Action::Get(url) => write!(f, "GET {url}"),
-            Action::Send(send) => write!(f, "send {}", send.request.id),
+            Action::Send(send) => {
+                write!(f, "send {}", send.request.id)?;
+                write_count(f, send.sends)
+            }
             Action::Connect(connect) => {
                 let protocol = connect.protocol;
                 let mode = if connect.unconnected { " unconnected" } else { "" };
                 write!(f, "{protocol}{mode} {}", connect.to)?;
-                if connect.attempts > 1 {
-                    write!(f, " x{}", connect.attempts)?;
-                }
+                write_count(f, connect.attempts)?;
                 connect.hold.iter().try_for_each(|id| write!(f, " hold {id}"))
             }
         }

@@ -159,12 +159,14 @@ fn all_keys_of_a_connection_parse() {
 }
 
 #[test]
-fn send_parses_tries_and_or_error() {
+fn send_parses_its_own_keys() {
     let case = parse(
         "{from: a1, to: '10.0.0.1:80', proto: udp, reach: [a1], hold: u}, \
-         {from: a1, send: u, reach: [b1], tries: 5, or_error: true}",
+         {from: a1, send: u, reach: [b1], n: 3, pause: 0.5, tries: 5, or_error: true}",
     );
     let flows = case.unwrap().steps.remove(0).flows;
     let Action::Send(send) = &flows[1].action else { panic!("{flows:?}") };
     assert_eq!((send.request.id.as_str(), send.tries, send.or_error), ("u", 5, true));
+    assert_eq!((send.sends, send.pause.as_millis()), (3, 500));
+    assert_eq!(flows[1].to_string(), "a1 send u x3");
 }

@@ -11,7 +11,10 @@ use serde::Serialize;
 
 pub use self::check::{Observation, check, describe};
 use crate::{
-    agent::protocol::{ConnectRequest, GetRequest, Order, Protocol, SendRequest},
+    agent::{
+        Agent,
+        protocol::{ConnectRequest, GetRequest, Order, Protocol, SendRequest},
+    },
     case::{self, Action, Expectation, Flow},
     deadline::{Deadline, Stopwatch, scaled, slowdown},
     world::World,
@@ -145,15 +148,24 @@ fn send_until_expected(world: &mut World, flow: &Flow, send: &case::Send) -> Res
     let agent = world.agent(flow.from)?;
     let timeout = scaled(SEND_TIMEOUT) + time_for(send.request.size + send.request.answer);
     let request = SendRequest { timeout, ..send.request.clone() };
-    let mut observed = Observation::Attempts(vec![agent.send(request.clone())?]);
+    let mut observed = send_all(agent, &request, send)?;
     for _ in 1..send.tries {
         if check_action(flow, &observed).is_ok() {
             break;
         }
         thread::sleep(SEND_INTERVAL);
-        observed = Observation::Attempts(vec![agent.send(request.clone())?]);
+        observed = send_all(agent, &request, send)?;
     }
     Ok(observed)
+}
+
+fn send_all(agent: &mut Agent, request: &SendRequest, send: &case::Send) -> Result<Observation> {
+    let mut attempts = vec![agent.send(request.clone())?];
+    for _ in 1..send.sends {
+        thread::sleep(send.pause);
+        attempts.push(agent.send(request.clone())?);
+    }
+    Ok(Observation::Attempts(attempts))
 }
 
 /// Completes the request of a flow for an expectation.

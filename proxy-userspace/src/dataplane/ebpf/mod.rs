@@ -82,6 +82,7 @@ use crate::{
         tunnel_link,
     },
     model::{Dirty, ServicePortKey, Snapshot},
+    net::PortRange,
 };
 
 /// The compiled proxy-ebpf. Tests load it too.
@@ -261,6 +262,12 @@ impl Ebpf {
     /// at start, so that a kernel that refuses them is reported then, and not at the first link.
     pub fn load_link_programs(&mut self) -> Result<(), EbpfError> {
         Ok(Links::load(&mut self.programs.object)?)
+    }
+
+    /// Returns the source ports of the flows that the link programs masquerade that are pinned in a
+    /// directory. If the programs are of a version with other maps, returns all that they may have.
+    pub fn pinned_masquerade_ports(pin_dir: &Path) -> Result<Option<PortRange>, EbpfError> {
+        Ok(handover::masquerade_ports(pin_dir)?)
     }
 
     /// Hands the connections of link programs that are pinned in a directory over to conntrack, if

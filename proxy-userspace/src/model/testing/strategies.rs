@@ -133,8 +133,10 @@ pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
         ("veth1", "10.244.1.1/32"),
     ];
     let addresses = proptest::sample::subsequence(addresses.to_vec(), 0..=addresses.len());
-    (addresses, any_links(), any_link_path(), any_socket_scope(), any_exempt_addresses()).prop_map(
-        |(addresses, links, link_path, socket_scope, exempt_addresses)| {
+    let served = (any_links(), any_link_path(), any_socket_scope(), any_exempt_addresses());
+    let former_ports = proptest::option::of(Just(PortRange { first: 1_024, last: 29_999 }));
+    (addresses, served, former_ports).prop_map(
+        |(addresses, (links, link_path, socket_scope, exempt_addresses), former_programs_ports)| {
             let facts = facts(&addresses);
             let source_addresses = facts.addresses.iter().filter_map(|address| {
                 let link = links.iter().find(|link| link.name == address.link && !link.is_loopback)?;
@@ -142,7 +144,15 @@ pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
                 Some(SourceAddress { link: link.index, address, prefix_len })
             });
             let source_addresses = source_addresses.collect();
-            NodeFacts { source_addresses, links, link_path, socket_scope, exempt_addresses, ..facts }
+            NodeFacts {
+                source_addresses,
+                links,
+                former_programs_ports,
+                link_path,
+                socket_scope,
+                exempt_addresses,
+                ..facts
+            }
         },
     )
 }

@@ -17,8 +17,8 @@ use aya::{
 use proxy_common::{
     Addr,
     layout::{
-        Direction, Endpoint, Flow, FlowKey, LAYOUT_VERSION, List, MemberKey, NewFlows, NodeValue,
-        STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, UdpSocket, flow_state,
+        Direction, Endpoint, Flow, FlowKey, LAYOUT_VERSION, List, Masquerading, MemberKey, NewFlows,
+        NodeValue, STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, UdpSocket, flow_state,
     },
     packet::Tuple,
     prefilter::{PrefilterItem, PrefilterTable, sized},
@@ -37,6 +37,7 @@ use crate::{
         conntrack::{self, AddressPair, Connection, HandoverCounts, TrackedConnection, Translator},
     },
     model::{IpFamily, Protocol},
+    net::PortRange,
 };
 
 /// Hands over the connections of the link programs that are pinned in this directory. Does nothing
@@ -55,6 +56,24 @@ pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
     clear::<u64, UdpSocket>(&pins, "udp_sockets")?;
     counts += hand_flows(&pins)?;
     Ok(counts)
+}
+
+/// Ports that no version takes for masqueraded flows unless it is told to, are higher.
+const POSSIBLE_PORTS: PortRange = PortRange { first: 1, last: 32_767 };
+
+/// Returns the source ports of the flows that the pinned link programs masquerade.
+pub(crate) fn masquerade_ports(pin_dir: &Path) -> Result<Option<PortRange>, KernelError> {
+    let Some(pins) = PinDir::existing(pin_dir)? else { return Ok(None) };
+    if pins.link_names()?.is_empty() {
+        return Ok(None);
+    }
+    if maps::pinned_layouts(pins.path()).is_none_or(|(layout, _)| layout != LAYOUT_VERSION) {
+        return Ok(Some(POSSIBLE_PORTS));
+    }
+    let node: Array<MapData, NodeValue> = open_pinned(pins.path(), "node")?;
+    let node = node.get(&0, 0).map_err(KernelError::bpf("read", "map node"))?;
+    let ports = PortRange { first: node.first_port, last: node.last_port };
+    Ok((node.masquerading != Masquerading::Netfilter as u16).then_some(ports))
 }
 
 /// Hands over the flows in the map. The programs already leave new flows to netfilter.
