@@ -220,7 +220,7 @@ pub struct NodeView {
     pub masquerade_all: bool,
     /// How the link programs masquerade, if they may. `None` if netfilter does.
     pub masquerade: Option<Masquerade>,
-    /// The source ports of the flows that link programs of an earlier process masquerade.
+    /// The source ports with which link programs of an earlier process masquerade.
     pub former_programs_ports: Option<PortRange>,
     /// The Node is being deleted: `/healthz` returns 503.
     pub being_deleted: bool,

@@ -7,7 +7,11 @@ use proxy_userspace::{
     assembly,
     causes::with_causes,
     config::Config,
-    dataplane::{Mode, ebpf::Ebpf, ipvs},
+    dataplane::{
+        Mode,
+        ebpf::{Ebpf, POSSIBLE_PORTS},
+        ipvs,
+    },
     kernel::{
         self, KernelError,
         command::Launcher,
@@ -22,7 +26,7 @@ use proxy_userspace::{
 use tokio::{
     sync::{Notify, watch},
     task::spawn_blocking,
-    time::sleep,
+    time::{MissedTickBehavior, interval, sleep},
 };
 
 use super::{Tasks, dataplane};
@@ -31,7 +35,7 @@ use super::{Tasks, dataplane};
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// How often shunt looks whether programs of an earlier process are still attached.
-const LOOK_AFTER: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Starts the sources of the facts. The receiver has `None` until all of them are known.
 pub(super) fn start(
@@ -57,13 +61,15 @@ pub(super) fn start(
     });
     let former_ports = former_programs_ports(config);
     if config.mode != Mode::Ebpf {
-        return match former_ports {
-            Some(ports) => until_programs_are_removed(ports, links, config, tasks),
-            None => links,
-        };
+        let Some(ports) = former_ports else { return links };
+        let (to, facts) = watch::channel(None);
+        let config = config.clone();
+        tasks.spawn(async move {
+            until_programs_are_removed(ports, || former_programs_ports(&config), links, to).await;
+            Ok(())
+        });
+        return facts;
     }
-    // They stay in use while the programs go on with the flows of the earlier process.
-    let former_ports = former_ports.filter(|_| config.model.masquerade_ports.is_none());
     let path = link_path(config, launcher, tasks);
     let sockets = served_sockets(config, outputs, tasks);
     let (to, facts) = watch::channel(None);
@@ -75,46 +81,42 @@ pub(super) fn start(
     facts
 }
 
-/// Returns the source ports of the flows that programs of an earlier process masquerade.
+/// Returns the source ports with which programs of an earlier process masquerade. If that cannot be
+/// read, they may be any that programs take without being told.
 fn former_programs_ports(config: &Config) -> Option<PortRange> {
     Ebpf::pinned_masquerade_ports(&config.ebpf.pin_dir).unwrap_or_else(|error| {
         let error = with_causes(&error);
-        tracing::warn!(error, "cannot read which ports the programs of an earlier process masquerade with");
-        None
+        tracing::debug!(error, "cannot read which ports the programs of an earlier process masquerade with");
+        Some(POSSIBLE_PORTS)
     })
 }
 
-/// Adds the source ports of programs of an earlier process to the facts, as long as the programs
-/// are attached. The takeover removes them, and this process may be told to end before.
-fn until_programs_are_removed(
+/// Adds the source ports of programs of an earlier process to the facts, until `read` returns
+/// `None`. The takeover removes the programs, unless this process is told to end before.
+async fn until_programs_are_removed(
     ports: PortRange,
+    read: impl Fn() -> Option<PortRange>,
     mut links: watch::Receiver<Option<NodeFacts>>,
-    config: &Config,
-    tasks: &mut Tasks,
-) -> watch::Receiver<Option<NodeFacts>> {
-    let (to, facts) = watch::channel(None);
-    let config = config.clone();
-    tasks.spawn(async move {
-        let mut former_programs_ports = Some(ports);
-        loop {
-            if let Some(facts) = links.borrow_and_update().clone() {
-                let facts = Some(NodeFacts { former_programs_ports, ..facts });
-                to.send_if_modified(|sent| {
-                    let differs = *sent != facts;
-                    *sent = facts;
-                    differs
-                });
-            }
-            tokio::select! {
-                () = changed(&mut links) => {}
-                () = sleep(LOOK_AFTER), if former_programs_ports.is_some() => {
-                    former_programs_ports = self::former_programs_ports(&config);
-                }
-                () = to.closed() => return Ok(()),
-            }
+    to: watch::Sender<Option<NodeFacts>>,
+) {
+    let mut former_programs_ports = Some(ports);
+    let mut looks = interval(LOOK_EVERY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        if let Some(facts) = links.borrow_and_update().clone() {
+            let facts = Some(NodeFacts { former_programs_ports, ..facts });
+            to.send_if_modified(|sent| {
+                let differs = *sent != facts;
+                *sent = facts;
+                differs
+            });
         }
-    });
-    facts
+        tokio::select! {
+            () = changed(&mut links) => {}
+            _ = looks.tick(), if former_programs_ports.is_some() => former_programs_ports = read(),
+            () = to.closed() => return,
+        }
+    }
 }
 
 /// Repeats `report` after each failure, until all receivers of `to` are gone. Logs a failure once,
@@ -372,9 +374,36 @@ fn scope_without(exempt: &ExemptNamespaces) -> (SocketScope, Option<&'static str
 
 #[cfg(test)]
 mod tests {
-    use std::io;
+    use std::{
+        io,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn ports_of_former_programs_are_facts_until_the_programs_are_removed() {
+        let (links, of_links) = watch::channel(Some(NodeFacts::default()));
+        let (to, mut facts) = watch::channel(None::<NodeFacts>);
+        let ports = PortRange { first: 1_024, last: 29_999 };
+        let looks = AtomicUsize::new(0);
+        let read = || (looks.fetch_add(1, Ordering::Relaxed) < 3).then_some(ports);
+        let reported = async {
+            let mut reported = Vec::new();
+            while reported.last() != Some(&None) {
+                facts.changed().await.expect("facts");
+                reported.push(facts.borrow_and_update().as_ref().expect("facts").former_programs_ports);
+                // Frequent changes of links keep nobody from looking.
+                links.send_modify(|links| links.as_mut().expect("facts").local_routes.clear());
+            }
+            drop(facts);
+            reported
+        };
+        let adding = until_programs_are_removed(ports, read, of_links, to);
+        let ((), reported) = tokio::join!(adding, reported);
+        assert_eq!(reported, [Some(ports), None], "what is the same is not sent again");
+        assert_eq!(looks.into_inner(), 4, "nobody looks afterwards");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_failed_report_is_repeated_until_nobody_listens() {

@@ -60,6 +60,7 @@ pub use self::{
     },
     rules::{MASQUERADED_PORTS, Marks, NAMES as RULE_NAMES, Rules},
     trace::{TraceRecords, TracingPrograms},
+    upgrade::handover::POSSIBLE_PORTS,
 };
 pub(super) use self::{
     maps::{open_pinned, pinned_fill},
@@ -264,8 +265,8 @@ impl Ebpf {
         Ok(Links::load(&mut self.programs.object)?)
     }
 
-    /// Returns the source ports of the flows that the link programs masquerade that are pinned in a
-    /// directory. If the programs are of a version with other maps, returns all that they may have.
+    /// Returns the source ports with which the link programs that are pinned in a directory
+    /// masquerade. If they are of a version with other maps, returns [`POSSIBLE_PORTS`].
     pub fn pinned_masquerade_ports(pin_dir: &Path) -> Result<Option<PortRange>, EbpfError> {
         Ok(handover::masquerade_ports(pin_dir)?)
     }

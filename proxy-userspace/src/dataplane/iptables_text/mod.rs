@@ -15,7 +15,8 @@ pub(super) use self::{
         POSTROUTING, PROXY_FIREWALL, Purpose, ROUTES_LOCALNET, SERVICES,
     },
     rules::{
-        ChainRules, LocalMatch, add_forward_rules, add_postrouting_rules, mark_masq_rules, port_unreachable,
+        ChainRules, LocalMatch, add_forward_rules, add_postrouting_rules, mark_masq_rules, masquerades,
+        port_unreachable,
     },
     state::{Content, Jump, ModeChains, TableState},
 };

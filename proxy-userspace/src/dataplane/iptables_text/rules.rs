@@ -52,12 +52,18 @@ pub(crate) fn add_postrouting_rules(
     rules.add(format_args!("-j MARK --set-xmark {mark:#x}/0x0"));
     let random = if random_fully { " --random-fully" } else { "" };
     let comment = "-m comment --comment \"kubernetes service traffic requiring SNAT\"";
-    if let Some(ports) = ports {
-        for protocol in ["tcp", "udp"] {
-            rules.add(format_args!("-p {protocol} {comment} -j MASQUERADE --to-ports {ports}{random}"));
-        }
+    for (protocol, target) in masquerades(ports) {
+        rules.add(format_args!("{protocol}{comment} -j {target}{random}"));
     }
-    rules.add(format_args!("{comment} -j MASQUERADE{random}"));
+}
+
+/// Returns the targets that masquerade with these source ports, each with the match of the protocol
+/// that it is for. Only protocols with ports have a range of them.
+pub(crate) fn masquerades(ports: Option<PortRange>) -> impl Iterator<Item = (&'static str, String)> {
+    let of_ports = ports.into_iter().flat_map(|ports| {
+        ["-p tcp ", "-p udp "].map(|protocol| (protocol, format!("MASQUERADE --to-ports {ports}")))
+    });
+    of_ports.chain([("", "MASQUERADE".to_owned())])
 }
 
 /// Appends the rules that accept forwarded traffic of Services.

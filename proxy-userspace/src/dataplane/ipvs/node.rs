@@ -9,6 +9,7 @@ use super::settings::IpvsSettings;
 use crate::{
     dataplane::iptables_text::LocalMatch,
     model::{IpFamily, Snapshot},
+    net::PortRange,
 };
 
 /// The settings that plans use.
@@ -38,6 +39,8 @@ pub(super) struct Node {
     pub(super) not_local: BTreeMap<IpFamily, String>,
     /// All traffic to cluster IPs is masqueraded.
     pub(super) masquerade_all: bool,
+    /// The source ports of masqueraded packets; `None` for any.
+    pub(super) masquerade_ports: Option<PortRange>,
 }
 
 impl Node {
@@ -53,6 +56,7 @@ impl Node {
             primary: node.primary_addresses.clone(),
             not_local: IpFamily::ALL.into_iter().filter_map(not_local).collect(),
             masquerade_all: node.masquerade_all,
+            masquerade_ports: node.netfilter_ports(),
         }
     }
 }

@@ -11,7 +11,8 @@ use super::{
 use crate::{
     dataplane::iptables_text::{
         Chain, ChainRules, Content, FORWARD, Jump, MARK_MASQ, ModeChains, POSTROUTING, PROXY_FIREWALL,
-        SERVICES, Table, add_forward_rules, add_postrouting_rules, mark_masq_rules, port_unreachable,
+        SERVICES, Table, add_forward_rules, add_postrouting_rules, mark_masq_rules, masquerades,
+        port_unreachable,
     },
     model::IpFamily,
 };
@@ -129,8 +130,11 @@ impl RuleWriter<'_> {
             (Table::Nat, MARK_MASQ) => *to = mark_masq_rules(mark),
             (Table::Nat, NODE_PORT) => self.add_node_ports(to),
             (Table::Nat, POSTROUTING) => {
-                self.add_if_filled(to, Set::LoopBack, "", "dst,dst,src", "MASQUERADE");
-                add_postrouting_rules(to, mark, self.options.random_fully.contains(&self.family), None);
+                let ports = self.node.masquerade_ports;
+                for (protocol, target) in masquerades(ports) {
+                    self.add_if_filled(to, Set::LoopBack, protocol, "dst,dst,src", target);
+                }
+                add_postrouting_rules(to, mark, self.options.random_fully.contains(&self.family), ports);
             }
             (Table::Nat, SERVICES) => self.add_services(to),
             _ => {}

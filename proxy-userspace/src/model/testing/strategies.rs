@@ -134,7 +134,7 @@ pub fn any_facts() -> impl Strategy<Value = NodeFacts> {
     ];
     let addresses = proptest::sample::subsequence(addresses.to_vec(), 0..=addresses.len());
     let served = (any_links(), any_link_path(), any_socket_scope(), any_exempt_addresses());
-    let former_ports = proptest::option::of(Just(PortRange { first: 1_024, last: 29_999 }));
+    let former_ports = option::of(Just(PortRange { first: 1_024, last: 29_999 }));
     (addresses, served, former_ports).prop_map(
         |(addresses, (links, link_path, socket_scope, exempt_addresses), former_programs_ports)| {
             let facts = facts(&addresses);

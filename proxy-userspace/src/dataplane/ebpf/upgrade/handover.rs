@@ -58,12 +58,16 @@ pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
     Ok(counts)
 }
 
-/// Ports that no version takes for masqueraded flows unless it is told to, are higher.
-const POSSIBLE_PORTS: PortRange = PortRange { first: 1, last: 32_767 };
+/// No version masquerades with higher ports, unless it is told to.
+pub const POSSIBLE_PORTS: PortRange = PortRange { first: 1, last: 32_767 };
 
-/// Returns the source ports of the flows that the pinned link programs masquerade.
+/// Returns the source ports with which the pinned link programs masquerade.
 pub(crate) fn masquerade_ports(pin_dir: &Path) -> Result<Option<PortRange>, KernelError> {
-    let Some(pins) = PinDir::existing(pin_dir)? else { return Ok(None) };
+    let pins = match PinDir::existing(pin_dir) {
+        Err(KernelError::NoBpffs(_)) => None,
+        pins => pins?,
+    };
+    let Some(pins) = pins else { return Ok(None) };
     if pins.link_names()?.is_empty() {
         return Ok(None);
     }

@@ -14,6 +14,7 @@ use crate::{
         Snapshot, TrafficPolicy,
         testing::{self, World, cidrs, endpoint, facts, ips, service, service_port, settings, slice},
     },
+    net::PortRange,
 };
 
 fn add(world: &mut World, service: Service) {
@@ -96,6 +97,25 @@ fn every_kind_of_service_is_written_as_kube_proxy_does() {
     // Without Services of IPv6, its sets are empty.
     let shown: Vec<&str> = shown.lines().filter(|line| !line.starts_with("create KUBE-6-")).collect();
     insta::assert_snapshot!(shown.join("\n"));
+}
+
+#[test]
+fn rules_take_other_ports_than_programs_of_an_earlier_process() {
+    let mut snapshot = snapshot();
+    snapshot.node.former_programs_ports = Some(PortRange { first: 1_024, last: 29_999 });
+    let shown = text(&plan(&State::empty(options()), &snapshot, &Dirty::everything()));
+    for protocol in ["tcp", "udp"] {
+        let apart = format!("-A KUBE-POSTROUTING -p {protocol} -m comment ");
+        let rules: Vec<&str> = shown.lines().filter(|line| line.starts_with(&apart)).collect();
+        assert!(rules.iter().all(|rule| rule.contains("-j MASQUERADE --to-ports 32768-65535")), "{rules:?}");
+        // Hairpins of one family, and what is marked, of both.
+        assert_eq!(rules.len(), 3, "{rules:?}");
+    }
+    let state = programmed(&snapshot);
+    snapshot.node.former_programs_ports = None;
+    let change = plan(&state, &snapshot, &Dirty { node: true, ..Dirty::default() });
+    let shown = text(&change);
+    assert!(shown.contains("-A KUBE-POSTROUTING") && !shown.contains("--to-ports"), "{shown}");
 }
 
 fn many(count: u16) -> Vec<Service> {
