@@ -87,9 +87,12 @@ impl fmt::Display for MacAddress {
 /// A table of nftables: the family (`NFPROTO_*`) and the name.
 pub type TableName = (libc::c_int, &'static str);
 
-/// The tables of nftables that shunt writes.
+/// The tables of nftables that shunt writes, with kube-proxy's.
 pub const OWN_TABLES: &[TableName] =
     &[(libc::NFPROTO_INET, "shunt"), (libc::NFPROTO_IPV4, "kube-proxy"), (libc::NFPROTO_IPV6, "kube-proxy")];
+
+/// The names of shunt's programs begin so.
+pub const OWN_PROGRAMS: &str = "shunt_";
 
 /// The name of the link that is the tunnel to other nodes.
 pub const TUNNEL_LINK: &str = "shunt-dsr";
@@ -239,8 +242,8 @@ pub struct NodeFacts {
     /// The ports that the kernel gives to sockets of the node (`net.ipv4.ip_local_port_range`), if
     /// they are known.
     pub local_ports: Option<PortRange>,
-    /// The source ports of the flows that link programs of an earlier process masquerade, while
-    /// these programs are attached and this process does not take the flows over.
+    /// The source ports with which link programs of an earlier process masquerade. In the ebpf mode,
+    /// this process goes on with their flows. In other modes `None` once they are removed.
     pub former_programs_ports: Option<PortRange>,
     /// What translates packets that come in on links.
     pub link_path: LinkPath,

@@ -18,7 +18,7 @@ use nix::poll::PollTimeout;
 
 use super::{
     KernelError,
-    bpf::{self, Wakeup},
+    bpf::{KnownLinks, Wakeup},
     foreign_changes::{is_foreign, is_unsupported},
     iptables::Iptables,
     netlink::{
@@ -48,29 +48,31 @@ kernel_constants! {
 /// Changes since it was opened, in the network namespace of the thread that opened it.
 pub struct ForwardingChanges {
     own_tables: &'static [TableName],
+    own_programs: &'static str,
     netfilter: Option<Socket>,
     route: Option<Socket>,
     /// IPsec policies.
     policies: Option<Socket>,
     datagram: Vec<u8>,
     neighbours: Neighbours,
-    /// The identifier of the newest BPF link of the system.
-    newest_link: u32,
+    bpf_links: KnownLinks,
 }
 
 impl ForwardingChanges {
     /// Opens the sockets. A kernel without one of the subsystems reports no changes of it. Changes
-    /// of `own_tables` are left out. Needs `CAP_SYS_ADMIN`, to see the BPF links of others.
-    pub fn open(own_tables: &'static [TableName]) -> Result<Self, KernelError> {
+    /// of `own_tables` are left out, and BPF links of programs whose names begin with
+    /// `own_programs`. Needs `CAP_SYS_ADMIN`, to see the BPF links of others.
+    pub fn open(own_tables: &'static [TableName], own_programs: &'static str) -> Result<Self, KernelError> {
         let nftables = [NFNLGRP_NFTABLES.cast_unsigned()];
         let mut changes = Self {
             own_tables,
+            own_programs,
             netfilter: open(NETLINK_NETFILTER, &nftables, "an nfnetlink socket")?,
             route: open(NETLINK_ROUTE, &ROUTE_GROUPS, "an rtnetlink socket")?,
             policies: open(xfrm::PROTOCOL, &xfrm::POLICY_GROUPS, "a socket for IPsec policies")?,
             datagram: Vec::with_capacity(LARGEST_DATAGRAM),
             neighbours: Neighbours::default(),
-            newest_link: bpf::newest_link(0)?,
+            bpf_links: KnownLinks::read()?,
         };
         changes.neighbours.read()?;
         Ok(changes)
@@ -78,7 +80,8 @@ impl ForwardingChanges {
 
     /// Returns true if something changed since the last call, or may have changed.
     pub fn take(&mut self) -> Result<bool, KernelError> {
-        Ok(self.read()? | self.has_new_bpf_link()? | Iptables::has_legacy_tables())
+        let has_new_link = self.bpf_links.has_others(self.own_programs)?;
+        Ok(self.read()? | has_new_link | Iptables::has_legacy_tables())
     }
 
     /// Waits for a notification, at most for `limit`. Returns true if the thread was woken up.
@@ -102,11 +105,6 @@ impl ForwardingChanges {
             return Ok(true);
         }
         Ok([rules, routes, policies].iter().any(|received| *received != Received::NoChange))
-    }
-
-    fn has_new_bpf_link(&mut self) -> Result<bool, KernelError> {
-        let newest = bpf::newest_link(self.newest_link)?;
-        Ok(std::mem::replace(&mut self.newest_link, newest) != newest)
     }
 }
 
@@ -249,7 +247,7 @@ mod tests {
     fn in_new_namespace(test: impl FnOnce(&mut ForwardingChanges) + Send + 'static) {
         let run = move || {
             unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace, as root");
-            test(&mut ForwardingChanges::open(&[(libc::NFPROTO_INET, "ours")]).expect("sockets"));
+            test(&mut ForwardingChanges::open(&[(libc::NFPROTO_INET, "ours")], "shunt_").expect("sockets"));
         };
         std::thread::spawn(run).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     }
@@ -323,7 +321,7 @@ mod tests {
             ] {
                 is_change(changes, command);
             }
-            let mut later = ForwardingChanges::open(&[]).expect("sockets");
+            let mut later = ForwardingChanges::open(&[], "shunt_").expect("sockets");
             let same = "ip neigh replace 192.0.2.2 lladdr 02:00:00:00:00:02 dev near nud reachable";
             assert!(!is_change(&mut later, same));
             let other = "ip neigh replace 192.0.2.2 lladdr 02:00:00:00:00:03 dev near nud reachable";

@@ -6,7 +6,7 @@ use super::{
     Evidence, nft_json,
     ruleset::{Family, Source, Table},
     save,
-    shapes::{IPTABLES, OWN_TABLES},
+    shapes::IPTABLES,
 };
 use crate::{
     kernel::{
@@ -17,11 +17,8 @@ use crate::{
         nft::Nft,
         routing_rules, xfrm,
     },
-    net::IpFamily,
+    net::{IpFamily, OWN_PROGRAMS, OWN_TABLES},
 };
-
-/// shunt's link programs have names that begin so.
-const OWN_PROGRAMS: &str = "shunt_";
 
 /// Reads the evidence in the network namespace of the caller. `own_marks` are the mark bits that
 /// shunt uses. Each table is read once. Blocks while commands run.
@@ -55,13 +52,17 @@ fn families() -> impl Iterator<Item = IpFamily> {
     IpFamily::ALL.into_iter().filter(|family| is_available(*family))
 }
 
+fn is_own_table(family: &str, name: &str) -> bool {
+    Family::parse(family).is_some_and(|family| OWN_TABLES.contains(&(family.number(), name)))
+}
+
 /// Reads the tables in nftables, without shunt's. Tables of iptables are read by iptables, because
 /// nft does not show its extensions.
 fn nftables(launcher: &Launcher, of_iptables: &[&str]) -> Result<Vec<Table>, KernelError> {
     let nft = Nft::new(launcher.clone());
     let names = parsed("list of tables", nft_json::parse_names(&nft.list_tables_json()?))?;
     let foreign: BTreeSet<(String, String)> =
-        names.into_iter().filter(|(family, name)| !OWN_TABLES.contains(&(&**family, &**name))).collect();
+        names.into_iter().filter(|(family, name)| !is_own_table(family, name)).collect();
     let mut tables = Vec::new();
     let mut read = BTreeSet::new();
     for family in families() {

@@ -3,6 +3,8 @@
 
 use std::{collections::BTreeMap, fmt, ops::RangeInclusive};
 
+use libc::c_int;
+
 /// What wrote a table, and so what prints it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -41,6 +43,18 @@ impl Family {
             Self::Arp => "arp",
             Self::Bridge => "bridge",
             Self::Netdev => "netdev",
+        }
+    }
+
+    /// Returns the kernel's number (`NFPROTO_*`).
+    pub const fn number(self) -> c_int {
+        match self {
+            Self::Ip => libc::NFPROTO_IPV4,
+            Self::Ip6 => libc::NFPROTO_IPV6,
+            Self::Inet => libc::NFPROTO_INET,
+            Self::Arp => libc::NFPROTO_ARP,
+            Self::Bridge => libc::NFPROTO_BRIDGE,
+            Self::Netdev => libc::NFPROTO_NETDEV,
         }
     }
 

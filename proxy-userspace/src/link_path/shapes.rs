@@ -261,9 +261,6 @@ pub const CHAINS: &[ChainShape] = &[
     },
 ];
 
-/// Tables of nft that shunt writes, with kube-proxy's in nftables mode.
-pub const OWN_TABLES: [(&str, &str); 3] = [("inet", "shunt"), ("ip", "kube-proxy"), ("ip6", "kube-proxy")];
-
 /// The tables of iptables.
 pub const IPTABLES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
 

@@ -10,7 +10,7 @@ use super::{maps::open_pinned, plan::step::DirectFields};
 use crate::{
     causes::with_causes,
     kernel::{KernelError, bpf::Wakeup, clock, forwarding_changes::ForwardingChanges, spawn},
-    net::OWN_TABLES,
+    net::{OWN_PROGRAMS, OWN_TABLES},
 };
 
 /// The name of the map.
@@ -94,7 +94,7 @@ impl Watch {
     }
 
     fn watch_until_end(&mut self) -> Result<(), KernelError> {
-        let mut changes = ForwardingChanges::open(OWN_TABLES)?;
+        let mut changes = ForwardingChanges::open(OWN_TABLES, OWN_PROGRAMS)?;
         let mut since = clock::monotonic()? + IN_STACK;
         loop {
             let began = clock::monotonic()?;

@@ -1,12 +1,17 @@
 //! Attaches programs to a cgroup through pinned links.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     os::fd::{AsFd as _, OwnedFd},
     path::Path,
 };
 
-use aya::programs::{CgroupAttachMode, Program, ProgramError, links::FdLink};
+use aya::programs::{
+    CgroupAttachMode, Program, ProgramError,
+    links::{FdLink, LinkInfo},
+    loaded_links, loaded_programs,
+};
 
 use super::{
     super::{KernelError, cgroup::Cgroup},
@@ -28,14 +33,45 @@ pub fn is_attached(cgroup: &Cgroup, pin: &Path) -> Result<bool, KernelError> {
     live_link(cgroup, pin).map(|link| link.is_some())
 }
 
-/// Returns the identifier of the newest BPF link of the system, whose identifier is `known` or
-/// later. Needs `CAP_SYS_ADMIN`.
-pub fn newest_link(known: u32) -> Result<u32, KernelError> {
-    let mut newest = known;
-    while let Some(next) = syscall::next_link(newest).map_err(KernelError::call("list", "BPF links"))? {
-        newest = next;
+/// The BPF links of the system that were made so far.
+#[derive(Clone, Copy, Debug)]
+pub struct KnownLinks {
+    /// The identifier of the newest one.
+    newest: u32,
+}
+
+impl KnownLinks {
+    /// Returns those that exist. Needs `CAP_SYS_ADMIN`.
+    pub fn read() -> Result<Self, KernelError> {
+        let newest = links_after(0)?.pop().unwrap_or(0);
+        Ok(Self { newest })
     }
-    Ok(newest)
+
+    /// Returns true if others made a link since the last call. The names of our programs begin with
+    /// `own_programs`. A new link that is gone already may have been anybody's.
+    pub fn has_others(&mut self, own_programs: &str) -> Result<bool, KernelError> {
+        let new = links_after(self.newest)?;
+        let Some(newest) = new.last() else { return Ok(false) };
+        self.newest = *newest;
+        let own = loaded_programs()
+            .flatten()
+            .filter(|program| program.name_as_str().is_some_and(|name| name.starts_with(own_programs)));
+        let own: BTreeSet<u32> = own.map(|program| program.id()).collect();
+        let is_own = |link: &LinkInfo| own.contains(&link.program_id());
+        let own_links: BTreeSet<u32> =
+            loaded_links().flatten().filter(is_own).map(|link| link.id()).collect();
+        Ok(new.iter().any(|link| !own_links.contains(link)))
+    }
+}
+
+/// Returns the identifiers of the BPF links of the system that follow this one.
+fn links_after(known: u32) -> Result<Vec<u32>, KernelError> {
+    let mut links = Vec::new();
+    let next = |known| syscall::next_link(known).map_err(KernelError::call("list", "BPF links"));
+    while let Some(link) = next(links.last().copied().unwrap_or(known))? {
+        links.push(link);
+    }
+    Ok(links)
 }
 
 /// Returns the link pinned there if it belongs to the cgroup. A detached link belongs to none, and
@@ -117,7 +153,7 @@ mod tests {
     const PASS: [u64; 2] = [0x0000_0002_0000_00b7, 0x95];
 
     #[test]
-    fn bpf_link_of_anybody_is_newer_than_all_before() {
+    fn only_bpf_links_of_others_are_new() {
         // An own network namespace, so that the program sees no packet of others.
         let run = std::thread::spawn(attach_and_look);
         run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -125,12 +161,15 @@ mod tests {
 
     fn attach_and_look() {
         unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace, as root");
-        let before = newest_link(0).expect("as root");
+        let mut before = KnownLinks::read().expect("as root");
         let program = syscall::load_xdp(&PASS).expect("the verifier accepts it");
         let loopback = nix::net::if_::if_nametoindex("lo").expect("every namespace has it");
         let generic = 1 << 1;
         let link = syscall::create_xdp_link(program.as_fd(), loopback, generic).expect("attached");
-        assert!(newest_link(before).expect("as root") > before);
+        let mut same = before;
+        assert!(before.has_others("shunt_").expect("as root"), "it has no name");
+        // Every name begins so.
+        assert!(!same.has_others("").expect("as root"));
         drop(link);
     }
 }

@@ -39,7 +39,7 @@ use self::tc::LinkProgram;
 pub use self::{
     batch::{Reader, Writer},
     copy::ProgramCopy,
-    link::{attach, is_attached, newest_link},
+    link::{KnownLinks, attach, is_attached},
     log::{LogLevel, LostRecords, MessageReader, Recording, RingReader, Wakeup},
     mapped::MappedWords,
     pins::{DEFAULT_PIN_DIR, PinDir, first_words, pinned_reader},
