@@ -41,7 +41,7 @@ pub(crate) fn top_shows_what_happens_and_gives_the_terminal_back(setup: &Setup) 
     if setup.mode == "ebpf" {
         let has_cost = |program: &Value| program["cpuPercent"].as_f64().is_some_and(|share| share > 0.0);
         ensure!(measured.iter().any(has_cost), "{measured:?}");
-        nothing_is_measured_now(&mut node, &shunt, &measured)?;
+        nothing_is_measured_now(&mut node, &shunt)?;
         let maps = read(&node, &shunt, "maps --once")?;
         let services = maps.iter().find(|map| map["name"] == "services").context("no map services")?;
         ensure!(services["entries"].as_u64() > Some(0), "{services}");
@@ -90,7 +90,9 @@ fn programs(node: &TestNode, shunt: &str, interval: &str) -> Result<Vec<Value>> 
 
 /// Packets come in while no command runs. Other tests may have programs of the same names, with
 /// packets of their own.
-fn nothing_is_measured_now(node: &mut TestNode, shunt: &str, before: &[Value]) -> Result<()> {
+fn nothing_is_measured_now(node: &mut TestNode, shunt: &str) -> Result<()> {
+    // Without load, nothing runs between the last reading of the command and its end.
+    let before = programs(node, shunt, "200ms")?;
     let own = attached_programs(node)?;
     let request = ConnectRequest::new(NODE_PORT.parse()?, Protocol::Tcp, UNMEASURED).with_timeout(TIMEOUT);
     node.world.agent(Host::Client)?.connect(request)?;
@@ -100,7 +102,7 @@ fn nothing_is_measured_now(node: &mut TestNode, shunt: &str, before: &[Value]) -
         own.filter_map(|program| program["runs"].as_u64()).sum()
     };
     ensure!(runs(&after) > 0, "none of {own:?} is among {after:?}");
-    let grown = runs(&after).saturating_sub(runs(before));
+    let grown = runs(&after).saturating_sub(runs(&before));
     ensure!(grown < UNMEASURED as u64, "{grown} runs were counted while nobody measured: {after:?}");
     Ok(())
 }
