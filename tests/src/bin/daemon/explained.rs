@@ -1,12 +1,12 @@
 //! Scenarios of `shunt explain` where it asks the kernel: affinity, and `--check`.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use shunt_tests::{
     agent::protocol::{Attempt, ConnectRequest, Protocol},
-    deadline::Deadline,
+    deadline::{Deadline, scaled},
     world::Host,
 };
 
@@ -58,17 +58,31 @@ pub(crate) fn the_holder_of_affinity_is_named(setup: &Setup) -> Result<()> {
     node.end()
 }
 
+/// Returns the counts of web after the last connection. In the ipvs mode there are none before each
+/// virtual server has its owner, and the kernel adds them up every two seconds (`ip_vs_est.c`).
+fn settled_counts(node: &TestNode, setup: &Setup) -> Result<Value> {
+    let is_ipvs = setup.mode == "ipvs";
+    let pause =
+        if is_ipvs { scaled(Duration::from_secs(1)).max(Duration::from_secs(3)) } else { Duration::ZERO };
+    let mut last = Value::Null;
+    let settled = Deadline::after(TIMEOUT).try_poll(|| {
+        let now = counts(node, setup)?;
+        let is_settled = !is_ipvs || !now.is_null() && now == last;
+        last.clone_from(&now);
+        if !is_settled {
+            thread::sleep(pause);
+        }
+        anyhow::Ok(is_settled.then_some(now))
+    })?;
+    settled.with_context(|| format!("the counts of web do not settle: {last}"))
+}
+
 /// A healthy node has no difference, and a check leaves nothing behind. What somebody changes in
 /// the kernel is named, with exit code 3.
 pub(crate) fn a_check_names_where_the_kernel_differs(setup: &Setup) -> Result<()> {
     let mut node = TestNode::started(setup, &setup.mode, "{}")?;
     node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
-    // In the ipvs mode there are no counts before each virtual server has its owner.
-    let settled = Deadline::after(TIMEOUT).try_poll(|| {
-        let counts = counts(&node, setup)?;
-        anyhow::Ok((setup.mode != "ipvs" || !counts.is_null()).then_some(counts))
-    })?;
-    let before = settled.context("web has no counts")?;
+    let before = settled_counts(&node, setup)?;
     let questions = [
         (format!("{CLIENT} 192.168.57.11:30080"), true),
         (format!("{CLIENT} 10.96.0.80:80"), true),
