@@ -23,11 +23,12 @@ use crate::{
         bpf::programs::{self, ProgramRuns, RunStatistics},
     },
     mode::Mode,
-    net::OWN_PROGRAMS,
 };
 
 /// How often the list of all service ports is read again. Their counts are read each time.
 const LIST_EVERY: Duration = Duration::from_secs(10);
+/// How the names of shunt's programs begin.
+const PROGRAMS: &str = "shunt_";
 
 /// There is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -134,7 +135,7 @@ impl Sampler {
         if self.statistics.is_none() {
             self.statistics = Some(RunStatistics::enable()?);
         }
-        let (now, loaded) = (Instant::now(), programs::loaded(OWN_PROGRAMS)?);
+        let (now, loaded) = (Instant::now(), programs::loaded(PROGRAMS)?);
         let before = self.runs.take();
         let load = |runs: &ProgramRuns| match &before {
             Some((at, before)) => {
