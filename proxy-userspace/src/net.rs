@@ -242,8 +242,8 @@ pub struct NodeFacts {
     /// The ports that the kernel gives to sockets of the node (`net.ipv4.ip_local_port_range`), if
     /// they are known.
     pub local_ports: Option<PortRange>,
-    /// The source ports with which link programs of an earlier process masquerade. In the ebpf mode,
-    /// this process goes on with their flows. In other modes `None` once they are removed.
+    /// The source ports with which link programs of an earlier process masquerade. In the ebpf
+    /// mode, this process goes on with their flows. In other modes, `None` after their removal.
     pub former_programs_ports: Option<PortRange>,
     /// What translates packets that come in on links.
     pub link_path: LinkPath,

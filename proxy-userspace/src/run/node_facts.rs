@@ -81,8 +81,8 @@ pub(super) fn start(
     facts
 }
 
-/// Returns the source ports with which programs of an earlier process masquerade. If that cannot be
-/// read, they may be any that programs take without being told.
+/// Returns the source ports with which programs of an earlier process masquerade. If they cannot
+/// be read, returns those that programs may use by default.
 fn former_programs_ports(config: &Config) -> Option<PortRange> {
     Ebpf::pinned_masquerade_ports(&config.ebpf.pin_dir).unwrap_or_else(|error| {
         let error = with_causes(&error);
@@ -92,7 +92,7 @@ fn former_programs_ports(config: &Config) -> Option<PortRange> {
 }
 
 /// Adds the source ports of programs of an earlier process to the facts, until `read` returns
-/// `None`. The takeover removes the programs, unless this process is told to end before.
+/// `None`. That happens after the takeover has removed the programs.
 async fn until_programs_are_removed(
     ports: PortRange,
     read: impl Fn() -> Option<PortRange>,

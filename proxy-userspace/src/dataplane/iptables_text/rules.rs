@@ -57,8 +57,8 @@ pub(crate) fn add_postrouting_rules(
     }
 }
 
-/// Returns the targets that masquerade with these source ports, each with the match of the protocol
-/// that it is for. Only protocols with ports have a range of them.
+/// Returns the targets that masquerade with these source ports, each with the match of its
+/// protocol. Only protocols with ports have a range of them.
 pub(crate) fn masquerades(ports: Option<PortRange>) -> impl Iterator<Item = (&'static str, String)> {
     let of_ports = ports.into_iter().flat_map(|ports| {
         ["-p tcp ", "-p udp "].map(|protocol| (protocol, format!("MASQUERADE --to-ports {ports}")))

@@ -58,8 +58,8 @@ pub(crate) fn the_holder_of_affinity_is_named(setup: &Setup) -> Result<()> {
     node.end()
 }
 
-/// Returns the counts of web after the last connection. In the ipvs mode there are none before each
-/// virtual server has its owner, and the kernel adds them up every two seconds (`ip_vs_est.c`).
+/// Returns the counts of web after the last connection. In the ipvs mode there are none before
+/// each virtual server has its owner. The kernel adds them up every two seconds (`ip_vs_est.c`).
 fn settled_counts(node: &TestNode, setup: &Setup) -> Result<Value> {
     let is_ipvs = setup.mode == "ipvs";
     let pause =

@@ -58,7 +58,7 @@ pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
     Ok(counts)
 }
 
-/// No version masquerades with higher ports, unless it is told to.
+/// The ports with which programs of any version may masquerade by default.
 pub const POSSIBLE_PORTS: PortRange = PortRange { first: 1, last: 32_767 };
 
 /// Returns the source ports with which the pinned link programs masquerade.
