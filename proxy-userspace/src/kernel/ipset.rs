@@ -50,9 +50,19 @@ impl Ipset {
         self.command(&["restore", "-exist"]).stdin(lines).run().map(drop)
     }
 
-    /// Destroys a set. No rule may use it any more.
-    pub fn destroy(&self, name: &str) -> Result<(), KernelError> {
-        self.command(&["destroy", name]).run().map(drop)
+    /// Destroys sets. No rule may use them any more. Continues after errors and returns them all.
+    pub fn destroy(&self, names: &[&str]) -> Vec<KernelError> {
+        let lines: String = names.iter().flat_map(|name| ["destroy ", name, "\n"]).collect();
+        if lines.is_empty() || self.restore(lines).is_ok() {
+            return Vec::new();
+        }
+        // `ipset restore` stops at the first set that cannot be destroyed.
+        let left = match self.names() {
+            Ok(left) => left,
+            Err(error) => return vec![error],
+        };
+        let left = left.iter().filter(|name| names.contains(&name.as_str()));
+        left.filter_map(|name| self.command(&["destroy", name]).run().err()).collect()
     }
 
     fn command(&self, args: &[&str]) -> Command {

@@ -346,3 +346,24 @@ fn rules_of_kube_proxys_other_modes_are_removed_and_ours_stay() {
         assert_eq!(sync(node, &mut next, &mut state, &services()), 0, "our rules are complete");
     });
 }
+
+#[test]
+fn set_that_is_in_use_does_not_keep_the_others() {
+    let node = Node::new();
+    let sets = ["KUBE-CLUSTER-IP", "KUBE-EXTERNAL-IP", "KUBE-LOAD-BALANCER"];
+    for set in sets {
+        node.run("ipset", &["create", set, "hash:ip,port"], "");
+    }
+    node.run("ipset", &["create", "mine", "list:set"], "");
+    node.run("ipset", &["add", "mine", "KUBE-EXTERNAL-IP"], "");
+    let remove = || {
+        let errors = node.within(|| Ok(ipvs::remove(&IpvsSettings::default(), LinkRemoval::Now)));
+        errors.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let errors = remove();
+    assert!(matches!(&errors[..], [error] if error.contains("ipset destroy KUBE-EXTERNAL-IP")), "{errors:?}");
+    assert_eq!(node.run("ipset", &["list", "-name"], ""), "KUBE-EXTERNAL-IP\nmine\n");
+    node.run("ipset", &["destroy", "mine"], "");
+    assert_eq!(remove(), Vec::<String>::new());
+    assert_eq!(node.run("ipset", &["list", "-name"], ""), "");
+}

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    dataplane::iptables_text::{Chain, Table, has_chain},
+    dataplane::iptables_text::{Chain, Table, has_chain, save},
     kernel::{
         KernelError,
         command::Launcher,
@@ -23,17 +23,86 @@ pub(super) fn installed(launcher: &Launcher) -> Vec<Iptables> {
     families.flat_map(|family| Iptables::installed(family, launcher)).collect()
 }
 
+/// Installed commands and what they see.
+pub(super) struct Contents {
+    pub(super) commands: Iptables,
+    /// The lines of the table mangle. A table that cannot be read counts as empty, as upstream.
+    mangle: String,
+    /// The number of rules in all tables.
+    rules: usize,
+}
+
+impl Contents {
+    /// Reads the tables of all installed commands.
+    pub(super) fn read(launcher: &Launcher) -> Vec<Self> {
+        installed(launcher).into_iter().map(Self::of).collect()
+    }
+
+    fn of(commands: Iptables) -> Self {
+        let (mut mangle, mut rules) = (String::new(), 0);
+        for (table, saved) in save(&commands, &Table::ALL) {
+            let saved = saved.unwrap_or_default();
+            rules += saved.lines().filter(|line| line.starts_with('-')).count();
+            if table == Table::Mangle {
+                mangle = saved;
+            }
+        }
+        Self { commands, mangle, rules }
+    }
+
+    /// Returns true if the table mangle has this chain.
+    pub(super) fn mangle_has_chain(&self, chain: Chain) -> bool {
+        has_chain(&self.mangle, chain)
+    }
+}
+
+/// Returns the backend that the node uses; `None` if it has no commands for IPv4.
+pub(super) fn backend_in_use(contents: &[Contents]) -> Option<Backend> {
+    let of = |backend| contents.iter().filter(move |contents| contents.commands.backend == backend);
+    let has_hint = |contents: &Contents| HINTS.into_iter().any(|hint| contents.mangle_has_chain(hint));
+    let backend = choose(
+        |backend| of(backend).next().is_some(),
+        |backend| of(backend).any(has_hint),
+        |backend| of(backend).map(|contents| contents.rules).sum(),
+    );
+    of(backend).any(|contents| contents.commands.family == IpFamily::V4).then_some(backend)
+}
+
 /// Returns the commands to use, by family. Fails if there are none for IPv4.
-pub(super) fn in_use(launcher: &Launcher) -> Result<BTreeMap<IpFamily, Iptables>, KernelError> {
+fn in_use(launcher: &Launcher) -> Result<BTreeMap<IpFamily, Iptables>, KernelError> {
     let installed = installed(launcher);
-    let backend = backend(&installed);
-    let used = installed.into_iter().filter(|iptables| iptables.backend == backend);
-    let used: BTreeMap<_, _> = used.map(|iptables| (iptables.family, iptables)).collect();
+    let of = |backend| installed.iter().filter(move |commands| commands.backend == backend);
+    let backend = choose(
+        |backend| of(backend).next().is_some(),
+        |backend| of(backend).any(has_hint),
+        |backend| of(backend).map(|commands| Contents::of(commands.clone()).rules).sum(),
+    );
+    let used: BTreeMap<_, _> = of(backend).map(|commands| (commands.family, commands.clone())).collect();
     if used.contains_key(&IpFamily::V4) {
         Ok(used)
     } else {
         Err(KernelError::CommandNotFound("iptables-restore".into()))
     }
+}
+
+fn has_hint(commands: &Iptables) -> bool {
+    let mangle = commands.save(Table::Mangle.name()).unwrap_or_default();
+    HINTS.into_iter().any(|hint| has_chain(&mangle, hint))
+}
+
+/// Chooses as upstream's iptables-wrapper does: the backend with the kubelet's hint, or else the one
+/// with more rules.
+fn choose(
+    is_installed: impl Fn(Backend) -> bool,
+    has_hint: impl Fn(Backend) -> bool,
+    rules: impl Fn(Backend) -> usize,
+) -> Backend {
+    for (backend, other) in [(Backend::Nft, Backend::Legacy), (Backend::Legacy, Backend::Nft)] {
+        if !is_installed(other) || has_hint(backend) {
+            return backend;
+        }
+    }
+    if rules(Backend::Legacy) > rules(Backend::Nft) { Backend::Legacy } else { Backend::Nft }
 }
 
 /// Returns the commands to use, by family, and logs them. Fails if there are none for IPv4.
@@ -63,34 +132,6 @@ pub(in crate::dataplane) fn find_commands(
         }
     }
     Ok(commands)
-}
-
-fn backend(installed: &[Iptables]) -> Backend {
-    let of = |backend| installed.iter().filter(move |iptables| iptables.backend == backend);
-    let has_hint = |backend| of(backend).any(has_hint);
-    let rules = |backend| of(backend).map(count_rules).sum::<usize>();
-    for backend in [Backend::Nft, Backend::Legacy] {
-        let other = if backend == Backend::Nft { Backend::Legacy } else { Backend::Nft };
-        if of(other).next().is_none() || has_hint(backend) {
-            return backend;
-        }
-    }
-    if rules(Backend::Legacy) > rules(Backend::Nft) { Backend::Legacy } else { Backend::Nft }
-}
-
-/// Returns the output of iptables-save. A table that cannot be read counts as empty, as upstream.
-fn saved(iptables: &Iptables, table: Table) -> String {
-    iptables.save(table.name()).unwrap_or_default()
-}
-
-fn has_hint(iptables: &Iptables) -> bool {
-    let mangle = saved(iptables, Table::Mangle);
-    HINTS.into_iter().any(|hint| has_chain(&mangle, hint))
-}
-
-fn count_rules(iptables: &Iptables) -> usize {
-    let rules = |table| saved(iptables, table).lines().filter(|line| line.starts_with('-')).count();
-    Table::ALL.into_iter().map(rules).sum()
 }
 
 #[cfg(test)]

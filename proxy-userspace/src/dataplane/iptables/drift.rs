@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     dataplane::iptables_text::{
-        Chain, ChainRules, Content, ModeChains, SavedLine, Table, TableState, saved_lines,
+        Chain, ChainRules, Content, ModeChains, SavedLine, Table, TableState, save, saved_lines,
     },
     kernel::{KernelError, iptables::Iptables as Commands},
     model::{IpFamily, ServicePortKey, Snapshot},
@@ -31,13 +31,13 @@ struct HeldTable {
 }
 
 impl HeldTables {
-    /// Runs iptables-save for each family and table.
+    /// Runs iptables-save for each family.
     pub(super) fn read(commands: &BTreeMap<IpFamily, Commands>) -> Result<Self, KernelError> {
         let mut families = BTreeMap::new();
         for (family, commands) in commands {
             let mut tables = BTreeMap::new();
-            for table in Table::ALL {
-                let saved = commands.save(table.name())?;
+            for (table, saved) in save(commands, &Table::ALL) {
+                let saved = saved?;
                 if !Commands::is_complete(&saved) {
                     let error = std::io::Error::other("it holds rules that this iptables does not know");
                     let object = format!("the {family} table {} with iptables-save", table.name());

@@ -37,7 +37,7 @@ use super::{
     Dataplane, FailureScope, Held, HeldReader, LeftOutPort, LeftOutReason, ModeMetricsReader,
     conntrack::StaleUdpCleaner,
     families,
-    iptables_text::{self, CANARY, Chain, Layout, Table, TableInput, TableState},
+    iptables_text::{self, CANARY, Chain, Layout, Table, TableInput, TableState, save},
     sctp_ports,
 };
 use crate::{
@@ -127,8 +127,8 @@ impl Iptables {
     fn observe_family(&mut self, family: IpFamily, commands: &Commands) -> Result<FamilyState, KernelError> {
         let mut tables = BTreeMap::new();
         self.incomplete.remove(&family);
-        for table in Table::ALL {
-            let saved = commands.save(table.name())?;
+        for (table, saved) in save(commands, &Table::ALL) {
+            let saved = saved?;
             if !Commands::is_complete(&saved) {
                 tracing::warn!(
                     %family,

@@ -4,13 +4,16 @@
 use std::io;
 
 use super::{
-    Iptables, IptablesError, IptablesSettings, ROUTE_LOCALNET, detect, fixed_chains::MODE, routes_localnet,
+    Iptables, IptablesError, IptablesSettings, ROUTE_LOCALNET,
+    detect::{self, Contents},
+    fixed_chains::MODE,
+    routes_localnet,
 };
 use crate::{
     dataplane::{
         iptables_text::{
             Chain, KUBELET_FIREWALL, ModeChains, ROUTES_LOCALNET, SavedLine, Table, TableWriter, has_chain,
-            saved_lines, target,
+            save, saved_lines, target,
         },
         ipvs,
     },
@@ -67,47 +70,42 @@ fn remove_but(
     mode: Option<&'static ModeChains>,
     keeps_routes_localnet: bool,
 ) -> Vec<IptablesError> {
-    let installed = detect::installed(&settings.launcher);
-    let used = detect::in_use(&settings.launcher).unwrap_or_default();
+    let contents = Contents::read(&settings.launcher);
+    let used = detect::backend_in_use(&contents);
     let mut errors = Vec::new();
     if !keeps_routes_localnet {
-        errors.extend(reset_route_localnet(&installed).err());
+        errors.extend(reset_route_localnet(&contents).err());
     }
-    for commands in &installed {
-        let is_used = used.values().any(|used| used == commands);
+    for contents in &contents {
         let removal = Removal {
-            mode: mode.filter(|_| is_used),
-            keeps_kubelet_firewall: needs_kubelet_firewall(commands),
+            mode: mode.filter(|_| used == Some(contents.commands.backend)),
+            keeps_kubelet_firewall: needs_kubelet_firewall(contents),
             keeps_routes_localnet,
         };
-        errors.extend(remove(commands, removal));
+        errors.extend(remove(&contents.commands, removal));
     }
     errors.into_iter().map(IptablesError::Kernel).collect()
 }
 
-fn mangle_has_chain(commands: &Commands, chain: Chain) -> bool {
-    commands.save(Table::Mangle.name()).is_ok_and(|saved| has_chain(&saved, chain))
-}
-
 /// `KUBE-FIREWALL` stays if the kubelet uses it, or if the kernel routes loopback addresses: then
 /// the chain keeps other hosts from them, for whoever set `route_localnet`.
-fn needs_kubelet_firewall(commands: &Commands) -> bool {
-    mangle_has_chain(commands, KUBELET_CANARY) || routes_localnet().unwrap_or(true)
+fn needs_kubelet_firewall(contents: &Contents) -> bool {
+    contents.mangle_has_chain(KUBELET_CANARY) || routes_localnet().unwrap_or(true)
 }
 
 /// Sets `route_localnet` to 0 if the iptables mode set it. `KUBE-FIREWALL`, which keeps other hosts
 /// from loopback addresses, may be removed only after that.
-fn reset_route_localnet(installed: &[Commands]) -> Result<(), KernelError> {
-    if routes_localnet()? && installed.iter().any(|commands| mangle_has_chain(commands, ROUTES_LOCALNET)) {
+fn reset_route_localnet(contents: &[Contents]) -> Result<(), KernelError> {
+    if routes_localnet()? && contents.iter().any(|contents| contents.mangle_has_chain(ROUTES_LOCALNET)) {
         tracing::info!("setting route_localnet to 0: node ports are not served on 127.0.0.1 any more");
         ROUTE_LOCALNET.write(0)?;
     }
     Ok(())
 }
 
+/// Reads the tables again: other programs may have changed them.
 fn remove(commands: &Commands, removal: Removal) -> Vec<KernelError> {
-    let remove_from = |table: Table| {
-        let saved = commands.save(table.name())?;
+    let remove_from = |table: Table, saved: String| {
         if !Commands::is_complete(&saved) {
             let why = "it holds rules that iptables does not know; remove them with nft first";
             let table = format!("table {} of {commands}", table.name());
@@ -116,7 +114,8 @@ fn remove(commands: &Commands, removal: Removal) -> Vec<KernelError> {
         let input = removal.input(table, &saved, commands.backend);
         input.map_or(Ok(()), |input| commands.restore_all(input))
     };
-    Table::ALL.into_iter().filter_map(|table| remove_from(table).err()).collect()
+    let tables = save(commands, &Table::ALL).into_iter();
+    tables.filter_map(|(table, saved)| saved.and_then(|saved| remove_from(table, saved)).err()).collect()
 }
 
 /// Removes the chains of the iptables mode and of the ipvs mode, with these exceptions.

@@ -8,6 +8,8 @@ mod state;
 
 use std::net::IpAddr;
 
+use crate::kernel::{KernelError, iptables::Iptables};
+
 pub(super) use self::{
     input::{Layout, TableInput, TableWriter, text},
     names::{
@@ -42,6 +44,12 @@ impl Table {
             Self::Nat => "nat",
         }
     }
+}
+
+/// Saves tables. Each has a result of its own.
+pub(super) fn save(commands: &Iptables, tables: &[Table]) -> Vec<(Table, Result<String, KernelError>)> {
+    let names: Vec<&str> = tables.iter().map(|table| table.name()).collect();
+    tables.iter().copied().zip(commands.save_tables(&names)).collect()
 }
 
 /// A line that iptables-save or `iptables -S` prints.

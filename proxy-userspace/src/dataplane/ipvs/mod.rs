@@ -55,7 +55,9 @@ use super::{
     Dataplane, FailureScope, Held, HeldReader, KernelCounts, LeftOutPort, ModeMetricsReader,
     conntrack::StaleUdpCleaner,
     families::{self, FailureCounters},
-    iptables, sctp_ports,
+    iptables,
+    iptables_text::save,
+    sctp_ports,
 };
 use crate::{
     kernel::{
@@ -220,8 +222,8 @@ fn read_servers(socket: &mut Socket) -> Result<BTreeMap<VirtualKey, VirtualServe
 /// Returns the rules of a family, and whether they can contain `--random-fully`.
 fn read_rules(commands: &Commands) -> Result<(RulesState, bool), KernelError> {
     let mut rules = RulesState::default();
-    for table in TABLES {
-        rules.read(table, &commands.save(table.name())?);
+    for (table, saved) in save(commands, &TABLES) {
+        rules.read(table, &saved?);
     }
     Ok((rules, commands.supports_random_fully()?))
 }

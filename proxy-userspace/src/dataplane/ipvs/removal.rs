@@ -54,8 +54,8 @@ pub fn remove(settings: &IpvsSettings, when: LinkRemoval) -> Vec<KernelError> {
         Err(error) => errors.push(error),
     }
     errors.extend(remove_link(when).err());
-    let known = sets.keys().filter(|name| Set::from_name(name).is_some());
-    errors.extend(known.filter_map(|name| ipset.destroy(name).err()));
+    let known = sets.keys().map(String::as_str).filter(|name| Set::from_name(name).is_some());
+    errors.extend(ipset.destroy(&known.collect::<Vec<_>>()));
     errors
 }
 

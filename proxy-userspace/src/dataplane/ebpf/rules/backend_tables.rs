@@ -5,7 +5,7 @@ use super::{
     iptables::{Extent, SavedTable},
 };
 use crate::{
-    dataplane::iptables_text::Table,
+    dataplane::iptables_text::{Table, save},
     kernel::{
         KernelError,
         iptables::{Backend, Iptables},
@@ -21,8 +21,9 @@ pub(super) struct BackendTables {
 
 impl BackendTables {
     pub(super) fn read(iptables: Iptables, tables: &[Table]) -> Result<Self, KernelError> {
-        let read = |table: &Table| Ok(SavedTable { table: *table, saved: iptables.save(table.name())? });
-        let tables = tables.iter().map(read).collect::<Result<_, KernelError>>()?;
+        let saved = save(&iptables, tables).into_iter();
+        let tables = saved.map(|(table, saved)| Ok(SavedTable { table, saved: saved? }));
+        let tables = tables.collect::<Result<_, KernelError>>()?;
         Ok(Self { iptables, tables })
     }
 
