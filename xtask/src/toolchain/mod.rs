@@ -65,6 +65,12 @@ pub fn survey() -> Survey {
     survey
 }
 
+/// Returns the compiler of rustup that cargo uses, if it lacks only the source of its library, which
+/// `rustup component add rust-src` adds.
+pub fn without_source() -> Option<Compiler> {
+    rustc::without_source(workspace::rust_version())
+}
+
 /// Returns the toolchain to use, or an error that says what to do.
 pub fn find() -> Result<Toolchain> {
     let survey = survey();

@@ -83,6 +83,22 @@ pub(super) fn inspect(rustc: &Path, oldest: (u32, u32)) -> Result<Compiler> {
     if !library(sysroot).is_file() {
         bail!("the source of its library (rust-src) is missing: no {}", library(sysroot).display());
     }
+    inspect_program(rustc, sysroot, oldest)
+}
+
+/// Returns the compiler of rustup that cargo uses, if only the source of its library is missing.
+pub(super) fn without_source(oldest: (u32, u32)) -> Option<Compiler> {
+    let rustc = canonical(&search::cargo()).with_file_name("rustc");
+    let sysroot = rustc.parent().and_then(Path::parent)?;
+    let home = search::home("RUSTUP_HOME", ".rustup");
+    let is_of_rustup = home.is_some_and(|home| sysroot.starts_with(canonical(&home)));
+    if !is_of_rustup || library(sysroot).is_file() {
+        return None;
+    }
+    inspect_program(&rustc, sysroot, oldest).ok()
+}
+
+fn inspect_program(rustc: &Path, sysroot: &Path, oldest: (u32, u32)) -> Result<Compiler> {
     let version = parse_version(&Run::new(rustc).arg("-vV").read()?)?;
     if version.release < oldest {
         let ((major, minor), (least_major, least_minor)) = (version.release, oldest);

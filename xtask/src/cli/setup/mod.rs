@@ -8,6 +8,7 @@ mod packages;
 mod stamp;
 mod tools;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -117,7 +118,12 @@ pub(crate) fn ensure_tests() -> Result<()> {
 /// Sets up the parts of the Rust toolchain that check format and lints.
 pub(crate) fn ensure_components() {
     let missing = COMPONENTS.iter().filter(|(_, program)| tools::component(program).is_none());
-    missing.for_each(|(name, _)| add_component(name));
+    for (name, _) in missing {
+        // Only `cargo xtask test` needs it.
+        if let Err(error) = add_component(name, None) {
+            eprintln!("`cargo xtask test` will fail without {name}: {error:#}");
+        }
+    }
 }
 
 /// Sets up what runs the image of a release.
@@ -150,7 +156,12 @@ fn unpack_qemu(qemu: &Tool) -> Result<()> {
 
 /// Installs packages, then the linker.
 fn install_missing(needs: &Needs) -> Result<()> {
-    install_packages(needs)?;
+    if needs.lacks_toolchain() && add_library_source(needs)? {
+        let survey = Some(toolchain::survey());
+        install_packages(&Needs { survey, tools: needs.tools.clone() })?;
+    } else {
+        install_packages(needs)?;
+    }
     let survey = toolchain::survey();
     if survey.toolchain().is_none() {
         let compiler = choose(&survey, apt_knows().ok().as_ref()).with_context(|| by_hand(needs, None))?;
@@ -168,12 +179,7 @@ fn install_packages(needs: &Needs) -> Result<()> {
     if !apt::is_there() {
         bail!("{}", by_hand(needs, None));
     }
-    let mut names = wanted(needs, &apt_knows()?);
-    if names.is_err() && apt::may_install() {
-        apt::update()?;
-        names = wanted(needs, &apt_knows()?);
-    }
-    let names = names.with_context(|| by_hand(needs, None))?;
+    let names = wanted(needs, &current_packages(needs)?).with_context(|| by_hand(needs, None))?;
     if names.is_empty() {
         return Ok(());
     }
@@ -186,6 +192,44 @@ fn install_packages(needs: &Needs) -> Result<()> {
             if apt::update().is_ok() { apt::install(&names) } else { Err(error) }
         },
     )
+}
+
+/// Adds the source of its library to the compiler of rustup, if there is no other compiler that can
+/// be used and this one could be. Returns true if it was added.
+///
+/// The distribution's packages are ten times larger, and their compiler is slower.
+fn add_library_source(needs: &Needs) -> Result<bool> {
+    let (Some(survey), Some(compiler)) = (&needs.survey, toolchain::without_source()) else {
+        return Ok(false);
+    };
+    let known = if apt::is_there() { Some(current_packages(needs)?) } else { None };
+    if !lacks_only_source(survey, known.as_ref(), &compiler) {
+        return Ok(false);
+    }
+    let added = add_component("rust-src", compiler.sysroot.file_name());
+    if let Err(error) = &added {
+        eprintln!("cannot add rust-src to rustup's toolchain: {error:#}; setup looks for another compiler");
+    }
+    Ok(added.is_ok())
+}
+
+/// Returns true if no compiler of the survey can be used, and if this one could be used with the
+/// source of its library: there is a linker for it, or one can be built.
+fn lacks_only_source(survey: &Survey, known: Option<&Packages>, compiler: &Compiler) -> bool {
+    let llvm = compiler.version.llvm;
+    let has_linker = survey.linkers.iter().any(|linker| linker.llvm == llvm);
+    let can_link = has_linker || known.is_some_and(|known| packages::can_link(known, llvm));
+    can_link && choose(survey, known).is_none()
+}
+
+/// Returns what apt knows of packages. Updates its lists first if they lack one that is needed.
+fn current_packages(needs: &Needs) -> Result<Packages> {
+    let known = apt_knows()?;
+    if wanted(needs, &known).is_ok() || !apt::may_install() {
+        return Ok(known);
+    }
+    apt::update()?;
+    apt_knows()
 }
 
 fn apt_knows() -> Result<Packages> {
@@ -236,13 +280,11 @@ fn choose<'a>(survey: &'a Survey, known: Option<&Packages>) -> Option<&'a Compil
     survey.compilers.iter().find(|compiler| can_link(compiler.version.llvm))
 }
 
-/// Adds a component of the toolchain. Only `cargo xtask test` needs it, so a failure is reported
-/// and not returned.
-fn add_component(name: &str) {
+/// Adds a component to a toolchain of rustup, or to the one in use.
+fn add_component(name: &str, toolchain: Option<&OsStr>) -> Result<()> {
     let run = Run::new("rustup").args(["component", "add", name]).limit(DOWNLOAD);
-    if let Err(error) = Progress::run(&format!("rustup component add {name}"), run) {
-        eprintln!("`cargo xtask test` will fail without {name}: {error:#}");
-    }
+    let run = toolchain.map_or(run.clone(), |toolchain| run.arg("--toolchain").arg(toolchain));
+    Progress::run(&format!("rustup component add {name}"), run)
 }
 
 /// Returns instructions for a person, if apt cannot be used.
@@ -301,5 +343,35 @@ impl Needs {
         let survey = self.survey.iter().filter(|survey| survey.toolchain().is_none()).map(Survey::explain);
         let tools = self.tools.iter().map(|tool| tool.explain());
         survey.chain(tools).collect::<Vec<_>>().join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use xtask::toolchain::{Linker, Version};
+
+    use super::*;
+
+    fn compiler(llvm: u32) -> Compiler {
+        Compiler {
+            rustc: "/rustup/bin/rustc".into(),
+            sysroot: "/rustup".into(),
+            version: Version { release: (1, 96), llvm },
+        }
+    }
+
+    #[test]
+    fn source_is_added_only_where_nothing_else_is_missing() {
+        let none = Survey::default();
+        assert!(!lacks_only_source(&none, None, &compiler(22)), "no linker");
+        let linker = Linker { path: "/bin/bpf-linker".into(), llvm: 22 };
+        let with_linker = Survey { linkers: vec![linker], ..Survey::default() };
+        assert!(lacks_only_source(&with_linker, None, &compiler(22)));
+        assert!(!lacks_only_source(&with_linker, None, &compiler(23)), "a linker of another LLVM");
+        let package = |name| (name, apt::Package { candidate: Some("1".into()), ..apt::Package::default() });
+        let known: Packages = packages::linker_libraries(22).into_iter().map(package).collect();
+        assert!(lacks_only_source(&none, Some(&known), &compiler(22)), "a linker can be built");
+        let usable = Survey { compilers: vec![compiler(22)], ..Survey::default() };
+        assert!(!lacks_only_source(&usable, Some(&known), &compiler(22)), "another compiler can be used");
     }
 }
