@@ -6,12 +6,13 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 
 /// Sources of the object besides those cargo watches by itself, from the workspace's root.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "Cargo.lock",
     "Cargo.toml",
     "proxy-common/Cargo.toml",
     "proxy-common/src",
     "proxy-ebpf/Cargo.toml",
+    "proxy-ebpf/aya-build",
     "proxy-ebpf/src",
 ];
 

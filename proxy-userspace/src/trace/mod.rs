@@ -10,17 +10,23 @@ mod arguments;
 mod filter;
 mod names;
 mod netfilter;
+#[cfg(not(feature = "pcap-files"))]
+mod no_pcap;
 mod packets;
+#[cfg(feature = "pcap-files")]
 mod pcap;
 mod programs;
 mod record;
 mod server;
 mod tracer;
 
+#[cfg(not(feature = "pcap-files"))]
+pub use self::no_pcap::{CaptureError, CaptureFile};
+#[cfg(feature = "pcap-files")]
+pub use self::pcap::{CaptureError, CaptureFile};
 pub use self::{
     arguments::{TraceArguments, TraceOutput, command},
     filter::{TraceFilter, VerdictFilter},
-    pcap::{CaptureError, CaptureFile},
     record::{TraceRecord, TracedEvent, TracedPacket, TracedVerdict},
     server::routes,
     tracer::{LoadPrograms, TraceError, Tracer},

@@ -117,6 +117,13 @@ fn no_dependency_is_banned_or_from_elsewhere() -> Result<()> {
 }
 
 #[test]
+fn every_patch_of_a_dependency_is_used() -> Result<()> {
+    let lock = fs::read_to_string(workspace::root().join("Cargo.lock")).context("cannot read Cargo.lock")?;
+    assert!(!lock.contains("[[patch.unused]]"), "Cargo.lock names a patch that no dependency uses");
+    Ok(())
+}
+
+#[test]
 fn older_versions_are_all_but_the_newest_compatible_one() {
     let package = |name: &str, version: &str| Package {
         name: name.into(),

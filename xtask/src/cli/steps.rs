@@ -51,6 +51,8 @@ pub(crate) fn install(name: &str, version: &str, features: &str, root: &Path, li
         .arg(root)
         .arg("--debug")
         .env("CARGO_PROFILE_DEV_DEBUG", "false")
+        .env("CARGO_PROFILE_DEV_DEBUG_ASSERTIONS", "false")
+        .env("CARGO_PROFILE_DEV_OVERFLOW_CHECKS", "false")
         // Cargo then builds in a folder that it removes.
         .without_env("CARGO_TARGET_DIR")
 }
