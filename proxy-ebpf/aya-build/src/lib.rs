@@ -9,10 +9,10 @@ use std::{env, io};
 /// The result of a build script.
 pub type Result<T> = io::Result<T>;
 
-/// Sets `cfg(bpf_target_arch)` to the architecture of the host, unless a flag of the compiler sets it.
+/// Sets `cfg(bpf_target_arch)` to the architecture of the host, unless a flag of the compiler does.
 ///
-/// aya-ebpf needs it for the registers in arguments of kprobes. Other than the crate, this does not
-/// read the variable `AYA_BPF_TARGET_ARCH`.
+/// aya-ebpf needs it for the registers in arguments of kprobes. Unlike the crate, this function does
+/// not read the variable `AYA_BPF_TARGET_ARCH`.
 pub fn emit_bpf_target_arch_cfg() -> Result<()> {
     println!("cargo::rustc-check-cfg=cfg(bpf_target_arch, values(any()))");
     if env::var_os("CARGO_CFG_BPF_TARGET_ARCH").is_none() {

@@ -29,7 +29,8 @@ COMMIT
 COMMIT
 ";
 
-/// The end of the line that iptables-save prints in place of a table: `# Table`, its name, and this.
+/// The end of the line that iptables-save prints in place of a table. It begins with `# Table` and
+/// the name.
 const INCOMPATIBLE: &str = "' is incompatible, use 'nft' tool";
 
 /// Returns the lines of a table in the output for all tables: none if the table does not exist.

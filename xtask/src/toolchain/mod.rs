@@ -65,8 +65,8 @@ pub fn survey() -> Survey {
     survey
 }
 
-/// Returns the compiler of rustup that cargo uses, if it lacks only the source of its library, which
-/// `rustup component add rust-src` adds.
+/// Returns the compiler of rustup that cargo uses, if it lacks only the source of its library.
+/// `rustup component add rust-src` adds the source.
 pub fn without_source() -> Option<Compiler> {
     rustc::without_source(workspace::rust_version())
 }

@@ -59,10 +59,9 @@ impl Contents {
 /// Returns the backend that the node uses; `None` if it has no commands for IPv4.
 pub(super) fn backend_in_use(contents: &[Contents]) -> Option<Backend> {
     let of = |backend| contents.iter().filter(move |contents| contents.commands.backend == backend);
-    let has_hint = |contents: &Contents| HINTS.into_iter().any(|hint| contents.mangle_has_chain(hint));
     let backend = choose(
         |backend| of(backend).next().is_some(),
-        |backend| of(backend).any(has_hint),
+        |backend| of(backend).any(|contents| has_hint(&contents.mangle)),
         |backend| of(backend).map(|contents| contents.rules).sum(),
     );
     of(backend).any(|contents| contents.commands.family == IpFamily::V4).then_some(backend)
@@ -72,9 +71,10 @@ pub(super) fn backend_in_use(contents: &[Contents]) -> Option<Backend> {
 fn in_use(launcher: &Launcher) -> Result<BTreeMap<IpFamily, Iptables>, KernelError> {
     let installed = installed(launcher);
     let of = |backend| installed.iter().filter(move |commands| commands.backend == backend);
+    let mangle = |commands: &Iptables| commands.save(Table::Mangle.name()).unwrap_or_default();
     let backend = choose(
         |backend| of(backend).next().is_some(),
-        |backend| of(backend).any(has_hint),
+        |backend| of(backend).any(|commands| has_hint(&mangle(commands))),
         |backend| of(backend).map(|commands| Contents::of(commands.clone()).rules).sum(),
     );
     let used: BTreeMap<_, _> = of(backend).map(|commands| (commands.family, commands.clone())).collect();
@@ -85,13 +85,12 @@ fn in_use(launcher: &Launcher) -> Result<BTreeMap<IpFamily, Iptables>, KernelErr
     }
 }
 
-fn has_hint(commands: &Iptables) -> bool {
-    let mangle = commands.save(Table::Mangle.name()).unwrap_or_default();
-    HINTS.into_iter().any(|hint| has_chain(&mangle, hint))
+fn has_hint(mangle: &str) -> bool {
+    HINTS.into_iter().any(|hint| has_chain(mangle, hint))
 }
 
-/// Chooses as upstream's iptables-wrapper does: the backend with the kubelet's hint, or else the one
-/// with more rules.
+/// Chooses as upstream's iptables-wrapper does: the backend with the kubelet's hint, otherwise the
+/// one with more rules.
 fn choose(
     is_installed: impl Fn(Backend) -> bool,
     has_hint: impl Fn(Backend) -> bool,

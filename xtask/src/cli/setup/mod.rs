@@ -280,10 +280,12 @@ fn choose<'a>(survey: &'a Survey, known: Option<&Packages>) -> Option<&'a Compil
     survey.compilers.iter().find(|compiler| can_link(compiler.version.llvm))
 }
 
-/// Adds a component to a toolchain of rustup, or to the one in use.
+/// Adds a component to a toolchain of rustup, by default to the one in use.
 fn add_component(name: &str, toolchain: Option<&OsStr>) -> Result<()> {
-    let run = Run::new("rustup").args(["component", "add", name]).limit(DOWNLOAD);
-    let run = toolchain.map_or(run.clone(), |toolchain| run.arg("--toolchain").arg(toolchain));
+    let mut run = Run::new("rustup").args(["component", "add", name]).limit(DOWNLOAD);
+    if let Some(toolchain) = toolchain {
+        run = run.arg("--toolchain").arg(toolchain);
+    }
     Progress::run(&format!("rustup component add {name}"), run)
 }
 
