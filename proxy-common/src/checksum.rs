@@ -13,19 +13,13 @@ impl Difference {
     /// of the four words differs.
     #[inline(always)]
     pub const fn of_addresses(old: &Addr, new: &Addr) -> Self {
-        // Equal words cancel out.
-        let (old, new) = (old.words(), new.words());
-        Self(0)
-            .and_word(old[0], new[0])
-            .and_word(old[1], new[1])
-            .and_word(old[2], new[2])
-            .and_word(old[3], new[3])
+        Self::of_sums(sum_of_words(old.words()), sum_of_words(new.words()))
     }
 
     /// Returns the difference of a replaced port, in host byte order. Ports are at even offsets.
     #[inline(always)]
     pub const fn of_ports(old: u16, new: u16) -> Self {
-        Self(0).and_word(old.to_be() as u32, new.to_be() as u32)
+        Self::of_sums(old.to_be() as u64, new.to_be() as u64)
     }
 
     /// Adds another difference.
@@ -43,7 +37,7 @@ impl Difference {
     /// Returns the difference of a replaced word of two bytes at an even offset.
     #[inline(always)]
     pub const fn of_bytes(old: [u8; 2], new: [u8; 2]) -> Self {
-        Self(0).and_word(u16::from_ne_bytes(old) as u32, u16::from_ne_bytes(new) as u32)
+        Self::of_sums(u16::from_ne_bytes(old) as u64, u16::from_ne_bytes(new) as u64)
     }
 
     /// Returns the number for the helpers of the kernel.
@@ -58,9 +52,19 @@ impl Difference {
         self.0 == 0
     }
 
+    /// Returns the difference of words with these sums, each of a few words. It is zero if the sums
+    /// are equal, and may be zero if they are equal in ones' complement. It has no branch, because
+    /// the verifier follows each branch.
     #[inline(always)]
-    const fn and_word(self, old: u32, new: u32) -> Self {
-        if old == new { self } else { Self(add(add(self.0, !old), new)) }
+    #[expect(clippy::cast_possible_truncation, reason = "the upper half is added to the lower one")]
+    #[expect(clippy::cast_possible_wrap, reason = "sums of few words are small")]
+    #[expect(clippy::cast_sign_loss, reason = "the sign is in the upper half")]
+    const fn of_sums(old: u64, new: u64) -> Self {
+        // 2^32 is 1 in ones' complement, also in a negative number. After the first addition the
+        // upper half is -1, 0 or 1.
+        let difference = new as i64 - old as i64;
+        let folded = (difference & 0xffff_ffff) + (difference >> 32);
+        Self((folded as u32).wrapping_add((folded >> 32) as u32))
     }
 
     /// Returns the checksum field after the change (RFC 1624, equation 3). The field has the byte
@@ -79,12 +83,13 @@ pub const fn of_message<const N: usize>(message: &[u8; N], before: u32) -> [u8; 
     (!fold(add(sum_of(message), before))).to_ne_bytes()
 }
 
-/// Returns the sum of the words of a message. N is even.
+/// Returns the sum of the words of a message. N is even, and less than 2^17.
 #[inline(always)]
 pub const fn sum_of<const N: usize>(message: &[u8; N]) -> u32 {
+    const { assert!(N.is_multiple_of(2) && N < 1 << 17) };
     let (mut sum, mut at) = (0, 0);
     while at < N {
-        sum = add(sum, u16::from_ne_bytes([message[at], message[at + 1]]) as u32);
+        sum += u16::from_ne_bytes([message[at], message[at + 1]]) as u32;
         at += 2;
     }
     sum
@@ -95,8 +100,8 @@ pub const fn sum_of<const N: usize>(message: &[u8; N]) -> u32 {
 #[inline(always)]
 pub const fn sum_of_pseudo_header(source: &Addr, destination: &Addr, proto: u8, length: u32) -> u32 {
     // The words before an IPv4 address are 0 and 0xffff, which is zero in ones' complement.
-    let addresses = add(sum_of_words(source.words()), sum_of_words(destination.words()));
-    add(addresses, add((proto as u32).to_be(), length.to_be()))
+    let addresses = sum_of_words(source.words()) + sum_of_words(destination.words());
+    fold_words(addresses + (proto as u32).to_be() as u64 + length.to_be() as u64)
 }
 
 /// Returns true if a checksum field holds the sum of the pseudo header alone, without its
@@ -115,8 +120,16 @@ pub const fn is_sum_of_pseudo_header(
 }
 
 #[inline(always)]
-const fn sum_of_words([a, b, c, d]: [u32; 4]) -> u32 {
-    add(add(a, b), add(c, d))
+const fn sum_of_words([a, b, c, d]: [u32; 4]) -> u64 {
+    a as u64 + b as u64 + c as u64 + d as u64
+}
+
+/// Returns a sum of less than 2^32 words as one word.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the upper half is added to the lower one")]
+pub const fn fold_words(sum: u64) -> u32 {
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    (sum as u32).wrapping_add((sum >> 32) as u32)
 }
 
 /// Ones' complement addition of two sums.
@@ -186,6 +199,20 @@ mod tests {
             prop_assert!(is_sum(sum));
             let different = fold(u32::from(sum) + u32::from(other));
             prop_assert!(!is_sum(different));
+        }
+    }
+
+    #[test]
+    fn sums_with_many_carries_have_the_right_difference() {
+        const MAX: u64 = 0xffff_ffff;
+        let sums = [0, 1, 2, MAX - 1, MAX, MAX + 1, 2 * MAX, 4 * MAX - 1, 4 * MAX];
+        for old in sums {
+            for new in sums {
+                let difference = u64::from(Difference::of_sums(old, new).wsum());
+                // Both are equal in ones' complement.
+                assert_eq!((old + difference) % MAX, new % MAX, "from {old:#x} to {new:#x}");
+                assert!(old != new || difference == 0, "{old:#x}");
+            }
         }
     }
 

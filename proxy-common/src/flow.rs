@@ -3,6 +3,7 @@
 use crate::{
     Addr, Protocol,
     layout::{Direction, Endpoint, Flow, FlowKey, flow_state as state},
+    lifetime,
     packet::{TcpFlags, Tuple},
     tables::Tables,
 };
@@ -117,9 +118,7 @@ impl Flow {
     /// side is known here.
     #[inline(always)]
     pub const fn is_closed(&self) -> bool {
-        const BOTH: u32 = state::CLIENT_CLOSED | state::ENDPOINT_CLOSED;
-        const PASSED: u32 = state::CLIENT_CLOSED | state::PASS;
-        self.state & BOTH == BOTH || self.state & PASSED == PASSED || self.state & state::RESET != 0
+        lifetime::is_closed(self.state)
     }
 
     /// Returns true for a TCP connection that both sides closed with FIN, without a reset.
@@ -136,7 +135,6 @@ impl Flow {
     /// alive while it is not silent.
     #[inline(always)]
     pub const fn may_be_alive(&self, now_ns: u64) -> bool {
-        let silent_ns = now_ns.saturating_sub(self.used_ns);
         let patience_ns = if self.state & state::PASS != 0 {
             PASSED_NS
         } else if self.state & state::SYN_UNANSWERED != 0 {
@@ -144,7 +142,7 @@ impl Flow {
         } else {
             self.lifetime_seconds(Protocol::Tcp) * SECOND
         };
-        self.state & state::REPLIED != 0 && !self.is_closed() && silent_ns <= patience_ns
+        self.state & state::REPLIED != 0 && !self.is_closed() && !self.is_silent_for(patience_ns, now_ns)
     }
 
     /// Returns true for a number that is not much higher than [`Self::acknowledged`].
@@ -167,22 +165,28 @@ impl Flow {
         self.state & state::ASSURED != 0
     }
 
-    /// Returns true if the flow was silent for longer than its lifetime.
+    /// Returns true if the flow was silent for its lifetime.
     #[inline(always)]
     pub const fn is_expired(&self, protocol: Protocol, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.used_ns) > self.lifetime_seconds(protocol) * SECOND
+        self.is_silent_for(self.lifetime_seconds(protocol) * SECOND, now_ns)
+    }
+
+    /// Returns true if the last packet was at least this long ago.
+    #[inline(always)]
+    const fn is_silent_for(&self, silence_ns: u64, now_ns: u64) -> bool {
+        is_over(self.used_ns, silence_ns, now_ns)
     }
 
     /// Returns true if the time of the last packet has to be updated.
     #[inline(always)]
     const fn needs_touch(&self, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.used_ns) >= TOUCH_NS
+        self.is_silent_for(TOUCH_NS, now_ns)
     }
 
     /// Returns true while the flow is held. The hold expires if userspace does not end it.
     #[inline(always)]
     pub const fn is_held(&self, now_ns: u64) -> bool {
-        self.state & state::HELD != 0 && now_ns.saturating_sub(self.used_ns) < HELD_NS
+        self.state & state::HELD != 0 && !self.is_silent_for(HELD_NS, now_ns)
     }
 
     /// Returns true for a flow that the node began with the port of a VIP.
@@ -212,30 +216,44 @@ impl Flow {
     /// Returns true while a flow that was left to netfilter passes.
     #[inline(always)]
     pub const fn is_left(&self, now_ns: u64) -> bool {
-        self.state & state::LEFT != 0 && now_ns.saturating_sub(self.used_ns) < LEFT_NS
+        self.state & state::LEFT != 0 && !self.is_silent_for(LEFT_NS, now_ns)
     }
 
-    /// Returns the seconds for which a silent flow is kept. A FIN of the client alone does not
-    /// shorten them, because anyone may have sent it, except for a flow that goes through the tunnel:
-    /// the node sees no FIN of its endpoint. They are not shorter than those of the
-    /// conntrack entry that masquerades the flow: the defaults of `nf_conntrack`, and for TCP those
-    /// of kube-proxy (`KubeProxyConntrackConfiguration`). A UDP flow that conntrack translates is not
-    /// kept longer than its entry there: [`state::REPLIED`] then says that the entry is assured.
+    /// Returns the seconds for which a silent flow is kept.
     #[inline(always)]
     const fn lifetime_seconds(&self, protocol: Protocol) -> u64 {
-        let has_replied = self.state & state::REPLIED != 0;
         match protocol {
-            Protocol::Udp | Protocol::Sctp if has_replied || self.is_of_node() || self.is_dsr() => 120,
-            Protocol::Udp | Protocol::Sctp => 30,
-            Protocol::Tcp if self.is_dsr() => {
-                let is_open = has_replied && self.state & state::CLIENT_CLOSED == 0;
-                if is_open { 86_400 } else { 120 }
-            }
-            Protocol::Tcp if self.is_closed() || !has_replied || !self.is_assured() => 120,
-            Protocol::Tcp if self.state & state::ENDPOINT_CLOSED != 0 => 3_600,
-            Protocol::Tcp => 86_400,
+            // The programs do not see the replies.
+            Protocol::Udp | Protocol::Sctp if self.is_of_node() => lifetime::ANSWERED as u64,
+            _ => lifetime::OF_FLOWS.seconds(self.state, protocol),
         }
     }
+}
+
+/// What the choice of a source port needs to know of another flow.
+#[derive(Clone, Copy, Debug)]
+pub struct PortUse {
+    /// [`Flow::state`].
+    pub state: u32,
+    /// [`Flow::used_ns`].
+    pub used_ns: u64,
+}
+
+impl PortUse {
+    /// Returns true if a new flow may take the port. If `is_scarce`, it may also take the port of a
+    /// connection that has just closed.
+    #[inline(always)]
+    pub const fn has_ended(&self, protocol: Protocol, is_scarce: bool, now_ns: u64) -> bool {
+        let lifetimes = if is_scarce { &lifetime::OF_SCARCE_PORTS } else { &lifetime::OF_PORTS };
+        is_over(self.used_ns, lifetimes.seconds(self.state, protocol) * SECOND, now_ns)
+    }
+}
+
+/// Returns true if a time that began then is over. The sum does not wrap, because both are far from the
+/// largest number. A saturating subtraction would be a branch more for the verifier.
+#[inline(always)]
+const fn is_over(began_ns: u64, duration_ns: u64, now_ns: u64) -> bool {
+    now_ns >= began_ns.wrapping_add(duration_ns)
 }
 
 /// Returns the state bits that a packet sets.

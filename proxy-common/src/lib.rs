@@ -14,6 +14,7 @@ pub mod checksum;
 pub mod flow;
 pub mod hash;
 pub mod layout;
+mod lifetime;
 pub mod link;
 pub mod maglev;
 pub mod packet;

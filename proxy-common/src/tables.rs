@@ -2,6 +2,7 @@
 
 use crate::{
     Addr,
+    flow::PortUse,
     layout::{
         AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectWatch, DsrKey, Endpoint,
         EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue,
@@ -58,6 +59,8 @@ pub trait Tables {
     /// Looks up one direction of a flow, among the assured flows first. The functions below write
     /// the map that [`Flow::is_assured`] of their argument names.
     fn flow(&self, key: &FlowKey) -> Option<Flow>;
+    /// Like [`Self::flow`], but returns only what the choice of a source port needs.
+    fn port_use(&self, key: &FlowKey) -> Option<PortUse>;
     /// Looks up the reply direction of a flow, and notes the acknowledgement number of a segment
     /// with these flags.
     fn answered_flow(&self, key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow>;

@@ -8,6 +8,7 @@ use std::{
 use super::{ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, MemoryFrame, StateMaps};
 use crate::{
     Addr,
+    flow::PortUse,
     layout::{
         AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectWatch, DsrKey, Endpoint,
         EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue,
@@ -191,6 +192,10 @@ impl Tables for MemoryMaps {
 
     fn flow(&self, key: &FlowKey) -> Option<Flow> {
         self.state.borrow().flow(key).copied()
+    }
+
+    fn port_use(&self, key: &FlowKey) -> Option<PortUse> {
+        self.flow(key).map(|Flow { state, used_ns, .. }| PortUse { state, used_ns })
     }
 
     fn answered_flow(&self, key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow> {

@@ -14,7 +14,9 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use proxy_common::{
-    Addr, for_each_map,
+    Addr,
+    flow::PortUse,
+    for_each_map,
     layout::{
         AffinityKey, AffinityValue, Connection, Counter, DirectFlow, DirectKey, DirectWatch, DsrKey,
         Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress,
@@ -243,6 +245,15 @@ impl<P: EntryPoint> Tables for Kernel<P> {
             None => copy!(UNASSURED_FLOWS, key),
             flow => flow,
         }
+    }
+
+    #[inline(always)]
+    fn port_use(&self, key: &FlowKey) -> Option<PortUse> {
+        let flow = FLOWS.get_ptr(key).or_else(|| UNASSURED_FLOWS.get_ptr(key))?;
+        // SAFETY: the pointer is valid until the program ends. If the kernel gave the element to
+        // another flow meanwhile, a free port may count as taken, or the reverse. The insertion of
+        // the entry looks again.
+        unsafe { Some(PortUse { state: (*flow).state, used_ns: (*flow).used_ns }) }
     }
 
     #[inline(always)]

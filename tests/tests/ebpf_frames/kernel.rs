@@ -152,6 +152,15 @@ impl Kernel {
         }
     }
 
+    /// Returns how many instructions the verifier followed in each program, if the kernel tells.
+    pub(crate) fn verified_instructions(&self) -> impl Iterator<Item = (&'static str, u32)> {
+        let instructions = |name| {
+            let program = self.ebpf.program(name).expect("in the object");
+            program.info().expect("it is loaded").verified_instruction_count()
+        };
+        PROGRAMS.into_iter().chain([XDP]).filter_map(move |name| Some((name, instructions(name)?)))
+    }
+
     /// Inserts items, which doubles the prefilter now and then. Bits are never cleared here.
     fn insert_in_prefilter(&mut self, items: impl Iterator<Item = PrefilterItem>) {
         items.for_each(|item| self.prefilter.insert(item));

@@ -5,6 +5,7 @@ mod floods;
 mod framing;
 mod kernel;
 mod learned;
+mod verifier;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -21,8 +22,8 @@ use self::kernel::Kernel;
 
 fn main() -> ExitCode {
     let scenarios = ALL.iter().copied().flatten().map(trial);
-    let others = differential::TESTS.iter().chain(framing::TESTS).chain(floods::TESTS).chain(learned::TESTS);
-    let others = others.map(|(name, test)| {
+    let others = [differential::TESTS, framing::TESTS, floods::TESTS, learned::TESTS, verifier::TESTS];
+    let others = others.into_iter().flatten().map(|(name, test)| {
         Trial::test(*name, || {
             test();
             Ok(())

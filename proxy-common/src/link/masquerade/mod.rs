@@ -3,11 +3,7 @@
 
 use super::{
     Notes, Outcome, count_drop, direct, finish, forward, fragment, is_settling, malformed, may_be_endpoint,
-    original::{
-        ClientPacket,
-        entries::{self, Replaces},
-        observe,
-    },
+    original::{ClientPacket, entries, observe},
     reply,
 };
 use crate::{
@@ -168,31 +164,41 @@ fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, outgoing: 
     masquerades_new_flows(tables) && allocate(frame, tables, outgoing)
 }
 
-/// Tries ports until one is free, and writes both entries. Returns false if none was.
-///
-/// The first try is the port of the client if it is in the range (RFC 4787, section 4.2.1).
-/// Otherwise it depends on client and endpoint, and is the same again if the entries were lost.
+/// Chooses a source that is free, and writes both entries. Returns false if none was found.
 #[inline(never)]
 fn allocate<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPacket) -> bool {
     if !choose_address(frame, tables, outgoing) {
         return false;
     }
-    let [first, last] = port_range(tables);
-    let port = outgoing.key.source.port;
-    if port < first || port > last {
-        outgoing.flow.source.port = port_of_range([first, last], hash(&outgoing.key));
-    }
-    // The loop only looks: the verifier checks its body for each try.
-    for attempt in 0..TRIES {
-        let replaces = if attempt < FIRST_TRY_OF_ENDED { Replaces::EndedLongAgo } else { Replaces::Ended };
-        if entries::is_free(tables, outgoing, replaces) {
-            break;
-        }
-        outgoing.flow.source.port = port_of_range([first, last], tables.random());
-    }
+    choose_port(tables, outgoing);
     avoid_sockets(frame, tables, outgoing)
         && entries::insert_reply(tables, outgoing)
         && entries::insert_original(tables, outgoing)
+}
+
+/// Tries ports until one is free. If no try finds one, the port of the flow is one that was not tried,
+/// and [`entries::insert_reply`] refuses it if it is taken.
+///
+/// The first try is the port of the client if it is in the range (RFC 4787, section 4.2.1).
+/// Otherwise it depends on client and endpoint, and is the same again if the entries were lost.
+#[inline(never)]
+fn choose_port<T: Tables>(tables: &T, outgoing: &mut ClientPacket) {
+    let [first, last] = port_range(tables);
+    let mut reply_key = outgoing.flow.opposite_key(&outgoing.key);
+    let port = outgoing.key.source.port;
+    if port < first || port > last {
+        reply_key.destination.port = port_of_range([first, last], hash(&outgoing.key));
+    }
+    // The verifier follows each try by itself, so a try is one lookup in each map.
+    for attempt in 0..TRIES {
+        let is_scarce = attempt >= FIRST_TRY_OF_ENDED;
+        match tables.port_use(&reply_key) {
+            Some(other) if !other.has_ended(outgoing.protocol, is_scarce, outgoing.now_ns) => {}
+            _ => break,
+        }
+        reply_key.destination.port = port_of_range([first, last], tables.random());
+    }
+    outgoing.flow.source.port = reply_key.destination.port;
 }
 
 /// Chooses another port if a socket of the node has the port. The flow would get the packets that

@@ -88,40 +88,6 @@ pub(in super::super) fn insert_original<T: Tables>(tables: &T, incoming: &mut Cl
     true
 }
 
-/// Which flows a new one replaces that has the same reply entry.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Replaces {
-    /// Those that ended or expired.
-    Ended,
-    /// Those that expired, and those that ended so long ago that no endpoint has the connection in
-    /// TIME-WAIT.
-    EndedLongAgo,
-}
-
-/// How long Linux keeps a connection in TIME-WAIT (`TCP_TIMEWAIT_LEN`).
-const TIME_WAIT_NS: u64 = 60_000_000_000;
-
-impl Replaces {
-    #[inline(always)]
-    fn replaces(self, other: &Flow, incoming: &ClientPacket) -> bool {
-        let ClientPacket { protocol, now_ns, .. } = incoming;
-        let is_free = self == Self::Ended || now_ns.saturating_sub(other.used_ns) > TIME_WAIT_NS;
-        // With `is_expired` last, the JIT compiler of kernel 5.10 cannot lay out the jumps (x86).
-        other.is_expired(*protocol, *now_ns) || is_free && other.is_closed()
-    }
-}
-
-/// Returns true if no other flow has the entry for packets of the endpoint, or one that this one
-/// replaces.
-#[inline(never)]
-pub(in super::super) fn is_free<T: Tables>(tables: &T, incoming: &ClientPacket, replaces: Replaces) -> bool {
-    let ClientPacket { key, flow, .. } = incoming;
-    match tables.flow(&flow.opposite_key(key)) {
-        Some(other) => replaces.replaces(&other, incoming),
-        None => true,
-    }
-}
-
 /// Inserts the entry for packets of the endpoint, unless another flow has it that has not ended.
 #[inline(never)]
 pub(in super::super) fn insert_reply<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
@@ -134,7 +100,8 @@ pub(in super::super) fn insert_reply<T: Tables>(tables: &T, incoming: &ClientPac
     if let Some(other) = tables.flow(&reply_key) {
         let other_key = other.opposite_key(&reply_key);
         if other_key != *key {
-            if !Replaces::Ended.replaces(&other, incoming) {
+            // With `is_expired` last, the JIT compiler of kernel 5.10 cannot lay out the jumps (x86).
+            if !(other.is_expired(incoming.protocol, incoming.now_ns) || other.is_closed()) {
                 return false;
             }
             tables.remove_flow(&other_key);
