@@ -16,6 +16,7 @@ use crate::inner_cargo;
 use crate::limits;
 use crate::run::Run;
 use crate::toolchain::{self, Toolchain};
+use crate::warnings::Warnings;
 use crate::workspace;
 
 /// The name of the object in the output folder, and of proxy-ebpf's binary.
@@ -54,24 +55,6 @@ pub fn build_ebpf(out_dir: &Path) -> Result<Built> {
     fs::write(&object, stripped).with_context(|| format!("cannot write {}", object.display()))?;
     let programs = check(&object)?;
     Ok(Built { object, toolchain, warnings: warnings.lines, programs })
-}
-
-/// Collects the compiler's warnings from cargo's output. Each ends at an empty line.
-#[derive(Default)]
-struct Warnings {
-    lines: Vec<String>,
-    inside: bool,
-}
-
-impl Warnings {
-    fn take(&mut self, line: &str) {
-        // "warning: `proxy-ebpf` generated 3 warnings" is a summary without new information.
-        let begins = line.starts_with("warning") && !line.starts_with("warning: `");
-        self.inside = begins || (self.inside && !line.is_empty() && !line.starts_with("warning"));
-        if self.inside {
-            self.lines.push(line.to_owned());
-        }
-    }
 }
 
 /// Returns the cargo command. `RUSTC_BOOTSTRAP` allows `build-std` and aya's nightly features with
@@ -148,22 +131,6 @@ fn check(object: &Path) -> Result<Vec<limits::Program>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn whole_warnings_are_kept_and_progress_is_not() {
-        let mut warnings = Warnings::default();
-        for line in [
-            "  Compiling proxy-ebpf",
-            "warning: unused import",
-            "  --> src/main.rs:1:5",
-            "",
-            "warning: `x` generated 1 warning",
-            "  Finished",
-        ] {
-            warnings.take(line);
-        }
-        assert_eq!(warnings.lines, ["warning: unused import", "  --> src/main.rs:1:5"]);
-    }
 
     #[test]
     fn object_without_btf_is_refused() {

@@ -9,4 +9,5 @@ pub mod limits;
 pub mod run;
 pub mod search;
 pub mod toolchain;
+pub mod warnings;
 pub mod workspace;

@@ -11,6 +11,7 @@ use xtask::{search, workspace};
 
 use super::release::Target;
 use super::release::binaries::{self, Builder};
+use super::setup::tools;
 use super::{Bench, Conformance};
 
 /// The environment variable that makes properties use the same cases every time, so that a result
@@ -40,6 +41,21 @@ pub(crate) fn cargo(limit: Duration) -> Run {
         }
     }
     run
+}
+
+/// Returns a cargo command that compiles the workspace with the driver of clippy. Checking the lints
+/// adds a few seconds. A `cargo clippy` of its own would read all crates again, which takes minutes.
+///
+/// Cargo keeps what the driver compiled apart from what rustc compiled. The driver leaves out the
+/// checks for null and misaligned pointers: `cargo test` and `cargo xtask test --quick` have them.
+pub(crate) fn cargo_with_lints(limit: Duration) -> Run {
+    cargo(limit)
+        .env("RUSTC_WORKSPACE_WRAPPER", tools::component_path(tools::LINTER))
+        // Each is a fifth of the work, and few people build this more than once between two changes.
+        .env("CARGO_INCREMENTAL", "0")
+        .env("CARGO_PROFILE_DEV_DEBUG", "false")
+        // Warnings are found in the output.
+        .env("CARGO_TERM_COLOR", "never")
 }
 
 /// Returns the command that installs a tool of crates.io into `root`, without default features. The
@@ -92,12 +108,11 @@ pub(crate) enum Unoptimised {
 impl Unoptimised {
     /// Returns the command that builds shunt and a program of the test world.
     pub(crate) fn build(self, program: &str) -> Run {
-        let selection = match self {
-            Self::Quick => &["quick", "--no-default-features"][..],
-            Self::Dev => &["dev"],
+        let run = match self {
+            Self::Quick => cargo(BUILD).args(["build", "--profile", "quick", "--no-default-features"]),
+            Self::Dev => cargo(BUILD).arg("build"),
         };
-        let run = cargo(BUILD).args(["build", "--profile"]).args(selection).args(WORLD);
-        run.args(["--bin", "shunt", "--bin", program])
+        run.args(WORLD).args(["--bin", "shunt", "--bin", program])
     }
 
     /// Returns a program of the test world that runs shunt in a mode. [`Self::build`] builds it.

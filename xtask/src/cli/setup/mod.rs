@@ -6,7 +6,7 @@ mod c_compiler;
 mod linker;
 mod packages;
 mod stamp;
-mod tools;
+pub(super) mod tools;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -119,9 +119,9 @@ pub(crate) fn ensure_tests() -> Result<()> {
 pub(crate) fn ensure_components() {
     let missing = COMPONENTS.iter().filter(|(_, program)| tools::component(program).is_none());
     for (name, _) in missing {
-        // Only `cargo xtask test` needs it.
+        // Only tests need it.
         if let Err(error) = add_component(name, None) {
-            eprintln!("`cargo xtask test` will fail without {name}: {error:#}");
+            eprintln!("tests will fail without {name}: {error:#}");
         }
     }
 }

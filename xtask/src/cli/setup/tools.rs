@@ -132,9 +132,12 @@ const fn tool(
     Tool { name, why, probe: Some(probe), packages }
 }
 
+/// The compiler that checks the lints of clippy.
+pub(crate) const LINTER: &str = "clippy-driver";
+
 /// Components of the Rust toolchain that a minimal installation lacks: rustup's name and a program
 /// of each.
-pub(crate) const COMPONENTS: [(&str, &str); 2] = [("rustfmt", "cargo-fmt"), ("clippy", "cargo-clippy")];
+pub(crate) const COMPONENTS: [(&str, &str); 2] = [("rustfmt", "cargo-fmt"), ("clippy", LINTER)];
 
 impl Tool {
     /// Describes a missing tool.
@@ -152,15 +155,20 @@ impl Tool {
     }
 }
 
-/// Returns the program of a component: beside cargo, where rustup installs it, or in PATH.
+/// Returns the program of a component if it is installed.
 pub(crate) fn component(program: &str) -> Option<PathBuf> {
+    Some(component_path(program)).filter(|path| search::is_executable(path))
+}
+
+/// Returns where the program of a component is, or will be once it is installed: beside cargo, where
+/// rustup installs it, or in PATH.
+pub(crate) fn component_path(program: &str) -> PathBuf {
     let cargo = search::cargo();
     if cargo.parent().is_some_and(|bin| bin.join("rustc").is_file()) {
         // rustup's proxy is in PATH even if the component is not installed.
-        let path = cargo.with_file_name(program);
-        return search::is_executable(&path).then_some(path);
+        return cargo.with_file_name(program);
     }
-    search::program(program)
+    search::program(program).unwrap_or_else(|| program.into())
 }
 
 #[cfg(test)]

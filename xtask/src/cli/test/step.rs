@@ -5,6 +5,7 @@ use std::io::Write as _;
 
 use anyhow::{Context as _, Result};
 use xtask::run::Run;
+use xtask::warnings::Warnings;
 use xtask::workspace;
 
 use super::live::Live;
@@ -25,11 +26,14 @@ pub(super) struct Step {
     pub(super) count: Option<Count>,
     /// True if its lines stay on the screen.
     pub(super) echo: bool,
+    /// True if a warning of the compiler fails the step. Cargo also prints the warnings of what it
+    /// built before.
+    pub(super) denies_warnings: bool,
 }
 
 impl Step {
     pub(super) fn plain(name: &'static str, run: Run) -> Self {
-        Self { name, run, count: None, echo: false }
+        Self { name, run, count: None, echo: false, denies_warnings: false }
     }
 
     pub(super) fn counted(name: &'static str, run: Run, count: Count) -> Self {
@@ -44,6 +48,7 @@ impl Step {
         let mut progress = Progress::start(self.name);
         let mut counts = None;
         let mut failures = Failures::default();
+        let mut warnings = Warnings::default();
         let ended = self.run.watch(&mut |line| {
             if let Some(more) = self.count.and_then(|count| count(line)) {
                 *counts.get_or_insert_default() += more;
@@ -54,6 +59,9 @@ impl Step {
             }
             progress.line(line);
             failures.line(line);
+            if self.denies_warnings {
+                warnings.take(line);
+            }
             // An incomplete log must not fail the step.
             drop(writeln!(log, "{line}"));
         });
@@ -64,6 +72,7 @@ impl Step {
             Ok(finished) if !finished.status.success() => {
                 Some(format!("{}\n{}", finished.tail, finished.status))
             }
+            Ok(_) if warnings.are_of_compiler => Some(warnings.lines.join("\n")),
             Ok(_) if missing => Some("it printed no result".to_owned()),
             Ok(_) => None,
         };

@@ -218,7 +218,7 @@ fn quick() -> Result<Suite> {
         Step::plain("quick build tests", steps::cargo(LONG).args(["test", "--no-run"]).args(QUICK_TESTS)),
         documents()?,
     ];
-    let tests = cargo_test().args(QUICK_TESTS);
+    let tests = all_tests(steps::cargo(LONG)).args(QUICK_TESTS);
     let tests = Step::counted("quick tests", tests, counts::test_result);
     Ok(Suite { build, host: [vec![tests], packets.into()].concat(), ..Suite::default() })
 }
@@ -227,10 +227,9 @@ fn quick() -> Result<Suite> {
 fn checks() -> Result<Vec<Step>> {
     let steps = vec![
         format(),
-        clippy(),
         // The host build of proxy-ebpf is an empty program, so this checks little.
         Step::plain("clippy ebpf", steps::cargo(LONG).args(["clippy", "-p", "proxy-ebpf"]).args(DENY)),
-        Step::plain("build tests", steps::cargo(LONG).args(["test", "--no-run"])),
+        Step { denies_warnings: true, ..Step::plain("build tests", build_tests()) },
         documents()?,
     ];
     Ok(steps.into_iter().map(|step| Step { run: step.run.behind_others(), ..step }).collect())
@@ -240,6 +239,7 @@ fn format() -> Step {
     Step::plain("format", steps::cargo(steps::SHORT).args(["fmt", "--all", "--check"]))
 }
 
+/// Returns the check of all lints, for [`Extent::Quick`], which does not build all tests.
 fn clippy() -> Step {
     Step::plain("clippy", steps::cargo(LONG).arg("clippy").args(DENY))
 }
@@ -260,12 +260,18 @@ fn this() -> Result<Run> {
     Ok(Run::new(env::current_exe().context("cannot find this program")?))
 }
 
-fn tests() -> Step {
-    Step::counted("tests", cargo_test(), counts::test_result)
+/// Returns the build of all that `cargo test` runs, and of the programs that no test starts.
+fn build_tests() -> Run {
+    steps::cargo_with_lints(LONG).args(["build", "--all-targets"])
 }
 
-fn cargo_test() -> Run {
-    steps::cargo(LONG).args(["test", "--no-fail-fast"]).env(steps::SAME_CASES.0, steps::SAME_CASES.1)
+fn tests() -> Step {
+    Step::counted("tests", all_tests(steps::cargo_with_lints(LONG)), counts::test_result)
+}
+
+/// Returns a run of tests with a cargo command.
+fn all_tests(cargo: Run) -> Run {
+    cargo.args(["test", "--no-fail-fast"]).env(steps::SAME_CASES.0, steps::SAME_CASES.1)
 }
 
 /// Returns the steps that send packets on this machine's kernel, with the programs that [`checks`]

@@ -59,6 +59,7 @@ pub(crate) struct Vm {
 pub(crate) fn run(what: &Vm) -> Result<ExitCode> {
     let guest = if what.command.is_empty() {
         setup::ensure()?;
+        setup::ensure_components();
         let mut guest = suite::guest(what.arch, what.part, &what.skip)?;
         guest.copies.extend_from_slice(&what.copy);
         guest
