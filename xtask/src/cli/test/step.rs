@@ -89,3 +89,24 @@ impl Step {
 pub(super) fn verdict(ok: bool) -> &'static str {
     if ok { "ok" } else { "FAILED" }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::Plan;
+    use super::*;
+
+    #[test]
+    fn warning_of_the_compiler_fails_a_step_that_denies_warnings() {
+        std::fs::create_dir_all(workspace::logs()).unwrap();
+        let live = Live::start(Plan::default(), 1);
+        let ends_well = |denies_warnings, line: &str| {
+            let run = Run::new("echo").arg(line);
+            let step = Step { denies_warnings, ..Step::plain("step with a warning", run) };
+            step.run_to_end(&live).unwrap().ok
+        };
+        let warning = "warning: `shunt` (lib) generated 1 warning";
+        assert!(!ends_well(true, warning));
+        assert!(ends_well(false, warning));
+        assert!(ends_well(true, "warning: spurious network error (3 tries remaining)"));
+    }
+}
