@@ -19,7 +19,7 @@ use crate::{
 };
 
 const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
-const HEALTH_TIMEOUT: Duration = Duration::from_secs(20);
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(30);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// A proxy that restores the chains of 10,000 Services with iptables may finish that first.
 const STOP_TIMEOUT: Duration = Duration::from_mins(1);
