@@ -19,7 +19,7 @@ impl Difference {
     /// Returns the difference of a replaced port, in host byte order. Ports are at even offsets.
     #[inline(always)]
     pub const fn of_ports(old: u16, new: u16) -> Self {
-        Self::of_sums(old.to_be() as u64, new.to_be() as u64)
+        Self::of_sums(old.to_be() as i64, new.to_be() as i64)
     }
 
     /// Adds another difference.
@@ -37,7 +37,7 @@ impl Difference {
     /// Returns the difference of a replaced word of two bytes at an even offset.
     #[inline(always)]
     pub const fn of_bytes(old: [u8; 2], new: [u8; 2]) -> Self {
-        Self::of_sums(u16::from_ne_bytes(old) as u64, u16::from_ne_bytes(new) as u64)
+        Self::of_sums(u16::from_ne_bytes(old) as i64, u16::from_ne_bytes(new) as i64)
     }
 
     /// Returns the number for the helpers of the kernel.
@@ -56,15 +56,8 @@ impl Difference {
     /// are equal, and may be zero if they are equal in ones' complement. It has no branch, because
     /// the verifier follows each branch.
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "the upper half is added to the lower one")]
-    #[expect(clippy::cast_possible_wrap, reason = "sums of few words are small")]
-    #[expect(clippy::cast_sign_loss, reason = "the sign is in the upper half")]
-    const fn of_sums(old: u64, new: u64) -> Self {
-        // 2^32 is 1 in ones' complement, also in a negative number. After the first addition the
-        // upper half is -1, 0 or 1.
-        let difference = new as i64 - old as i64;
-        let folded = (difference & 0xffff_ffff) + (difference >> 32);
-        Self((folded as u32).wrapping_add((folded >> 32) as u32))
+    const fn of_sums(old: i64, new: i64) -> Self {
+        Self(fold_words(new - old))
     }
 
     /// Returns the checksum field after the change (RFC 1624, equation 3). The field has the byte
@@ -101,7 +94,7 @@ pub const fn sum_of<const N: usize>(message: &[u8; N]) -> u32 {
 pub const fn sum_of_pseudo_header(source: &Addr, destination: &Addr, proto: u8, length: u32) -> u32 {
     // The words before an IPv4 address are 0 and 0xffff, which is zero in ones' complement.
     let addresses = sum_of_words(source.words()) + sum_of_words(destination.words());
-    fold_words(addresses + (proto as u32).to_be() as u64 + length.to_be() as u64)
+    fold_words(addresses + (proto as u32).to_be() as i64 + length.to_be() as i64)
 }
 
 /// Returns true if a checksum field holds the sum of the pseudo header alone, without its
@@ -120,14 +113,16 @@ pub const fn is_sum_of_pseudo_header(
 }
 
 #[inline(always)]
-const fn sum_of_words([a, b, c, d]: [u32; 4]) -> u64 {
-    a as u64 + b as u64 + c as u64 + d as u64
+const fn sum_of_words([a, b, c, d]: [u32; 4]) -> i64 {
+    a as i64 + b as i64 + c as i64 + d as i64
 }
 
-/// Returns a sum of less than 2^32 words as one word.
+/// Returns a sum of less than 2^31 words as one word. The sum may be negative.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the upper half is added to the lower one")]
-pub const fn fold_words(sum: u64) -> u32 {
+#[expect(clippy::cast_sign_loss, reason = "the sign is in the upper half")]
+pub const fn fold_words(sum: i64) -> u32 {
+    // 2^32 is 1 in ones' complement. After the first addition, the upper half is -1, 0 or 1.
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
     (sum as u32).wrapping_add((sum >> 32) as u32)
 }
@@ -204,11 +199,11 @@ mod tests {
 
     #[test]
     fn sums_with_many_carries_have_the_right_difference() {
-        const MAX: u64 = 0xffff_ffff;
-        let sums = [0, 1, 2, MAX - 1, MAX, MAX + 1, 2 * MAX, 4 * MAX - 1, 4 * MAX];
+        const MAX: i64 = 0xffff_ffff;
+        let sums: [i64; 9] = [0, 1, 2, MAX - 1, MAX, MAX + 1, 2 * MAX, 4 * MAX - 1, 4 * MAX];
         for old in sums {
             for new in sums {
-                let difference = u64::from(Difference::of_sums(old, new).wsum());
+                let difference = i64::from(Difference::of_sums(old, new).wsum());
                 // Both are equal in ones' complement.
                 assert_eq!((old + difference) % MAX, new % MAX, "from {old:#x} to {new:#x}");
                 assert!(old != new || difference == 0, "{old:#x}");

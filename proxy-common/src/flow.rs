@@ -249,8 +249,8 @@ impl PortUse {
     }
 }
 
-/// Returns true if a time that began then is over. The sum does not wrap, because both are far from the
-/// largest number. A saturating subtraction would be a branch more for the verifier.
+/// Returns true if a time that began then is over. The sum does not wrap, because both numbers are
+/// small. A saturating subtraction would be one more branch for the verifier.
 #[inline(always)]
 const fn is_over(began_ns: u64, duration_ns: u64, now_ns: u64) -> bool {
     now_ns >= began_ns.wrapping_add(duration_ns)

@@ -13,22 +13,22 @@ pub(crate) const ANSWERED: u32 = 120;
 #[derive(Debug)]
 pub(crate) struct Lifetimes([u32; INDEXES]);
 
-/// How long a silent flow is kept. The lifetimes are not shorter than those of the conntrack entry that
-/// masquerades the flow: the defaults of `nf_conntrack`, and for TCP those of kube-proxy
+/// How long a silent flow is kept. The conntrack entry that masquerades the flow is not kept
+/// longer: its lifetimes are the defaults of `nf_conntrack`, and for TCP those of kube-proxy
 /// (`KubeProxyConntrackConfiguration`).
 pub(crate) static OF_FLOWS: Lifetimes = Lifetimes::new(CLOSED, state::REPLIED | state::DSR);
 
-/// How long a silent flow keeps its source port from new ones, and not less than [`OF_FLOWS`] for flows
-/// of datagrams. A closed connection does so while its endpoint may have it in TIME-WAIT
-/// (`TCP_TIMEWAIT_LEN` of the kernel).
+/// How long no new flow takes the source port of a silent one. For a flow of datagrams, this is not
+/// shorter than [`OF_FLOWS`]. For a closed connection, it is as long as its endpoint may have the
+/// connection in TIME-WAIT (`TCP_TIMEWAIT_LEN` of the kernel).
 pub(crate) static OF_PORTS: Lifetimes = Lifetimes::new(60, state::REPLIED | state::DSR | state::PASS);
 
-/// The same if few ports are left: a closed connection does not keep its port.
+/// The same if few ports are left. A new flow then takes the port of a closed connection at once.
 pub(crate) static OF_SCARCE_PORTS: Lifetimes = Lifetimes::new(0, state::REPLIED | state::DSR | state::PASS);
 
 impl Lifetimes {
-    /// Returns the table with these seconds for closed connections, and with these bits for flows of
-    /// datagrams with a reply.
+    /// Returns the table with these seconds for closed connections. A flow of datagrams with one of
+    /// the bits `answered` counts as answered.
     const fn new(of_closed: u32, answered: u32) -> Self {
         let mut table = [0; INDEXES];
         let mut bits = 0;
@@ -78,8 +78,8 @@ const fn of_tcp(state: u32, of_closed: u32) -> u32 {
     }
 }
 
-/// A flow that conntrack translates is not kept longer than its entry there: [`state::REPLIED`] then
-/// says that the entry is assured.
+/// A flow that conntrack translates is not kept longer than its entry there. [`state::REPLIED`]
+/// then says that the entry is assured.
 const fn of_datagrams(state: u32, answered: u32) -> u32 {
     const UNANSWERED: u32 = 30;
     if state & answered != 0 { ANSWERED } else { UNANSWERED }
@@ -107,9 +107,9 @@ const fn bits(state: u32, protocol: Protocol) -> u32 {
     state & STATE | (protocol.number() as u32 & 2) << 3
 }
 
-/// Returns the index for such bits. The product has them close together, so that each combination has
-/// an index of its own. The AND is last, because the verifiers of older kernels (5.10, 6.1) know the
-/// limit of a number after an AND, but not after an OR.
+/// Returns the index for such bits. Each combination has its own: the product has the bits close
+/// together. The AND is last. The verifiers of older kernels (5.10, 6.1) know the limit of a number
+/// after an AND, but not after an OR.
 #[inline(always)]
 const fn index(bits: u32) -> usize {
     ((bits * 0x8018) >> 13 & 0xff) as usize

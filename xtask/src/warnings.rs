@@ -14,7 +14,7 @@ impl Warnings {
     /// Takes a line of cargo's output, if it belongs to a warning.
     pub fn take(&mut self, line: &str) {
         let begins = line.starts_with("warning");
-        let is_summary = begins && is_summary(line);
+        let is_summary = is_summary(line);
         self.are_of_compiler |= is_summary;
         // A summary has no new information.
         let goes_on = self.inside && !line.is_empty() && !begins;
@@ -25,15 +25,12 @@ impl Warnings {
     }
 }
 
-/// Returns true for a line such as "warning: `x` (lib) generated 3 warnings". Messages of the compiler
-/// may begin with a name too.
+/// Returns true for a line such as "warning: `x` (lib) generated 3 warnings". Messages of the
+/// compiler may begin with a name too.
 fn is_summary(line: &str) -> bool {
-    let named = line.strip_prefix("warning: `").and_then(|line| line.split_once(" generated "));
-    named.is_some_and(|(_, count)| {
-        count
-            .split_once(' ')
-            .is_some_and(|(count, what)| count.parse::<u64>().is_ok() && what.starts_with("warning"))
-    })
+    let summary = line.strip_prefix("warning: `").and_then(|line| line.split_once(" generated "));
+    let count = summary.and_then(|(_, summary)| summary.split_once(" warning"));
+    count.is_some_and(|(count, _)| count.parse::<u64>().is_ok())
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ pub type Result<T> = io::Result<T>;
 
 /// Sets `cfg(bpf_target_arch)` to the architecture of the host, unless a flag of the compiler does.
 ///
-/// aya-ebpf needs it for the registers in arguments of kprobes. Unlike the crate, this function does
-/// not read the variable `AYA_BPF_TARGET_ARCH`.
+/// aya-ebpf needs it for the registers in arguments of kprobes. The crate also reads the variable
+/// `AYA_BPF_TARGET_ARCH`; this function does not.
 pub fn emit_bpf_target_arch_cfg() -> Result<()> {
     println!("cargo::rustc-check-cfg=cfg(bpf_target_arch, values(any()))");
     if env::var_os("CARGO_CFG_BPF_TARGET_ARCH").is_none() {

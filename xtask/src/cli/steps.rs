@@ -43,15 +43,16 @@ pub(crate) fn cargo(limit: Duration) -> Run {
     run
 }
 
-/// Returns a cargo command that compiles the workspace with the driver of clippy. Checking the lints
-/// adds a few seconds. A `cargo clippy` of its own would read all crates again, which takes minutes.
+/// Returns a cargo command that compiles the workspace with the driver of clippy. The lints then
+/// take a few seconds. A separate `cargo clippy` would read all crates again, which takes minutes.
 ///
-/// Cargo keeps what the driver compiled apart from what rustc compiled. The driver leaves out the
-/// checks for null and misaligned pointers: `cargo test` and `cargo xtask test --quick` have them.
+/// Cargo keeps the results of the driver apart from those of rustc. The driver leaves out the
+/// checks for null and misaligned pointers. `cargo test` and `cargo xtask test --quick` have them.
 pub(crate) fn cargo_with_lints(limit: Duration) -> Run {
     cargo(limit)
         .env("RUSTC_WORKSPACE_WRAPPER", tools::component_path(tools::LINTER))
-        // Each is a fifth of the work, and few people build this more than once between two changes.
+        // Both together are a third of the work. Few people run all tests again after a small
+        // change, which is where incremental compilation helps.
         .env("CARGO_INCREMENTAL", "0")
         .env("CARGO_PROFILE_DEV_DEBUG", "false")
         // Warnings are found in the output.
@@ -108,11 +109,12 @@ pub(crate) enum Unoptimised {
 impl Unoptimised {
     /// Returns the command that builds shunt and a program of the test world.
     pub(crate) fn build(self, program: &str) -> Run {
-        let run = match self {
-            Self::Quick => cargo(BUILD).args(["build", "--profile", "quick", "--no-default-features"]),
-            Self::Dev => cargo(BUILD).arg("build"),
+        let selection = match self {
+            Self::Quick => &["quick", "--no-default-features"][..],
+            Self::Dev => &["dev"],
         };
-        run.args(WORLD).args(["--bin", "shunt", "--bin", program])
+        let run = cargo(BUILD).args(["build", "--profile"]).args(selection).args(WORLD);
+        run.args(["--bin", "shunt", "--bin", program])
     }
 
     /// Returns a program of the test world that runs shunt in a mode. [`Self::build`] builds it.

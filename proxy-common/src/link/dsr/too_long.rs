@@ -92,7 +92,7 @@ fn become_error_v6<F: Frame>(frame: &F, packet: &Packet, longest: u32) -> Option
 fn sum(frame: &impl Frame, offset: u32, bytes: u32) -> Option<u32> {
     let (mut sum, mut at) = (0, 0);
     while at < bytes {
-        sum += u64::from(u32::from_ne_bytes(frame.load(offset + at)?));
+        sum += i64::from(u32::from_ne_bytes(frame.load(offset + at)?));
         at += 4;
     }
     Some(checksum::fold_words(sum))

@@ -176,8 +176,8 @@ fn allocate<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPac
         && entries::insert_original(tables, outgoing)
 }
 
-/// Tries ports until one is free. If no try finds one, the port of the flow is one that was not tried,
-/// and [`entries::insert_reply`] refuses it if it is taken.
+/// Tries ports until one is free. If none of them is, the flow gets one more port without a look.
+/// [`entries::insert_reply`] refuses that port if it is taken.
 ///
 /// The first try is the port of the client if it is in the range (RFC 4787, section 4.2.1).
 /// Otherwise it depends on client and endpoint, and is the same again if the entries were lost.

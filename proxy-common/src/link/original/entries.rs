@@ -100,7 +100,8 @@ pub(in super::super) fn insert_reply<T: Tables>(tables: &T, incoming: &ClientPac
     if let Some(other) = tables.flow(&reply_key) {
         let other_key = other.opposite_key(&reply_key);
         if other_key != *key {
-            // With `is_expired` last, the JIT compiler of kernel 5.10 cannot lay out the jumps (x86).
+            // With `is_expired` last, the JIT compiler of kernel 5.10 cannot lay out the jumps
+            // (x86).
             if !(other.is_expired(incoming.protocol, incoming.now_ns) || other.is_closed()) {
                 return false;
             }

@@ -160,8 +160,8 @@ pub(crate) fn component(program: &str) -> Option<PathBuf> {
     Some(component_path(program)).filter(|path| search::is_executable(path))
 }
 
-/// Returns where the program of a component is, or will be once it is installed: beside cargo, where
-/// rustup installs it, or in PATH.
+/// Returns where the program of a component is, or where it will be after its installation: beside
+/// cargo, where rustup installs it, or in PATH.
 pub(crate) fn component_path(program: &str) -> PathBuf {
     let cargo = search::cargo();
     if cargo.parent().is_some_and(|bin| bin.join("rustc").is_file()) {

@@ -109,7 +109,7 @@ impl Builds {
         if !arch.is_host() {
             return Self::of_release(arch);
         }
-        // Built for the whole workspace, as `cargo xtask test` does, so that a test run builds nothing
+        // Built for the whole workspace, as `cargo xtask test` does. So a test run builds nothing
         // again.
         let tests = steps::cargo_with_lints(BUILD).args(["test", "--no-run"]).args(MESSAGES);
         Ok(Self { world: steps::build_world()?, tests, release: steps::world() })
