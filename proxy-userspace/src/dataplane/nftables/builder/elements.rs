@@ -2,10 +2,10 @@
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
-use super::{Group, PlanBuilder, structure::PortGroup};
+use super::{Group, PlanBuilder, port_groups::PortGroup};
 use crate::{
     dataplane::nftables::{plan::Plan, sets::SharedSet, state::Element},
-    kernel::nftables::{Change, ElementKey, ElementValue, Verdict},
+    kernel::nftables::{Change, ElementKey, ElementValue},
     model::IpFamily,
 };
 
@@ -71,7 +71,7 @@ impl PlanBuilder<'_> {
             }
         }
         transactions.add_each(added);
-        for group in std::mem::take(&mut self.port_groups) {
+        for group in self.take_port_groups() {
             transactions.add(self.with_destinations(group));
         }
         self.write_destinations(&mut transactions);
@@ -92,22 +92,11 @@ impl PlanBuilder<'_> {
         rules.into_iter().chain(chains).chain(sets).collect()
     }
 
-    /// Returns the group of a service port with its destinations, except those that currently lead
-    /// to the chains of another service port.
+    /// Returns the group of service ports with their destinations.
     fn with_destinations(&mut self, port: PortGroup) -> Group {
-        let PortGroup { family, mut group, leading_elements, chains } = port;
+        let PortGroup { family, mut group, leading_elements, .. } = port;
         for (set, key) in leading_elements {
-            let ids = self.changes_of_destination(ElementId { family, set, key });
-            let leads_elsewhere = |id: &ElementId| match &self.by_destination[id].value {
-                Some(ElementValue::Verdict(value)) => {
-                    matches!(&value.verdict, Verdict::Goto(chain) if !chains.contains(chain))
-                }
-                _ => false,
-            };
-            if ids.iter().any(leads_elsewhere) {
-                continue;
-            }
-            for id in ids {
+            for id in self.changes_of_destination(ElementId { family, set, key }) {
                 let change = self.by_destination.remove(&id).unwrap_or_default();
                 group.extend(self.element_changes(id, change).map(|change| (family, change)));
             }
@@ -117,7 +106,7 @@ impl PlanBuilder<'_> {
 
     /// Returns the pending changes of the destination to which this element belongs. The element's
     /// key is exactly the destination.
-    fn changes_of_destination(&self, element: ElementId) -> Vec<ElementId> {
+    pub(super) fn changes_of_destination(&self, element: ElementId) -> Vec<ElementId> {
         let first = ElementId { set: element.set.first_with_destination(), ..element };
         let changes = self.by_destination.range(first..).map(|(id, _)| *id);
         changes.take_while(|id| id.has_same_destination(&element)).collect()

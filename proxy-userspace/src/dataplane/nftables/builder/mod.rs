@@ -2,6 +2,7 @@
 //! transactions.
 
 mod elements;
+mod port_groups;
 mod structure;
 
 use std::{
@@ -11,7 +12,7 @@ use std::{
 
 use self::{
     elements::{ElementChange, ElementChanges, ElementId},
-    structure::PortGroup,
+    port_groups::PortGroup,
 };
 use super::{
     lists::SizedList,

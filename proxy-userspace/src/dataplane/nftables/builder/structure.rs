@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::{Group, PlanBuilder};
+use super::{Group, PlanBuilder, port_groups::PortGroup};
 use crate::{
     dataplane::nftables::{
         lists::{EndpointList, SizedList},
@@ -14,18 +14,6 @@ use crate::{
     kernel::nftables::{Chain, Change, ElementKey, Name, Rule, Set},
     model::{IpFamily, ServicePortKey},
 };
-
-/// A service port with chains of its own. They change in one transaction with its destinations,
-/// unless another service port has the destination too.
-pub(super) struct PortGroup {
-    pub(super) family: IpFamily,
-    /// The changes of chains and sets.
-    pub(super) group: Group,
-    /// The elements that lead to the service port, before or after the change.
-    pub(super) leading_elements: BTreeSet<(SharedSet, ElementKey)>,
-    /// The chains of the service port after the change.
-    pub(super) chains: Vec<Name>,
-}
 
 impl PlanBuilder<'_> {
     /// Writes the tables with the sets and chains that do not depend on Services.

@@ -123,6 +123,36 @@ fn new_affinity_timeout_replaces_the_sets() {
     insta::assert_snapshot!("timeout", change(sticky(10800), sticky(60)));
 }
 
+/// The first service port has no endpoint for its other external address any more, and its chains say
+/// so at once.
+#[test]
+fn destination_moves_to_another_service_port_together_with_the_chains_of_both() {
+    let sticky = |address: &str| {
+        let at = |kind, address: &str| Frontend { kind, address: Some(ip(address)), port: port_number(80) };
+        let cluster_ip = if address == "198.51.100.1" { "10.99.0.1" } else { "10.99.0.2" };
+        let frontends = vec![at(FrontendKind::ClusterIp, cluster_ip), at(FrontendKind::ExternalIp, address)];
+        let affinity_timeout = std::num::NonZeroU32::new(10800);
+        ResolvedPort { frontends, affinity_timeout, ..web(&["10.244.2.11:8080"]) }
+    };
+    let both = |web: ResolvedPort, other: ResolvedPort| {
+        let mut snapshot = with(web);
+        snapshot.ports.insert(key("default/other", "http"), Arc::new(other));
+        snapshot
+    };
+    let state = programmed(&both(sticky("198.51.100.1"), sticky("198.51.100.2")));
+    let local = ResolvedPort { external_policy: TrafficPolicy::Local, ..sticky("198.51.100.3") };
+    let mut other = sticky("198.51.100.2");
+    other.frontends.extend(sticky("198.51.100.1").frontends.into_iter().skip(1));
+    let after = both(ResolvedPort { has_endpoints: true, ..local }, other);
+    let dirty = Dirty { ports: after.ports.keys().cloned().collect(), ..Dirty::default() };
+    let changes = plan::plan(&state, &after, &dirty, 1);
+    let moves = |change: &(IpFamily, Change)| change.1.display(change.0, "t").contains("198.51.100.1");
+    let flushes = |change: &(IpFamily, Change)| matches!(change.1, Change::FlushChain(_));
+    let with_move: Vec<_> = changes.transactions.iter().filter(|group| group.iter().any(moves)).collect();
+    assert_eq!(with_move.len(), 1, "{changes}");
+    assert!(with_move[0].iter().any(flushes), "the chains of the first change with it: {changes}");
+}
+
 #[test]
 fn new_local_detector_rewrites_its_rules() {
     let port = ResolvedPort {
