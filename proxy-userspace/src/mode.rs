@@ -92,6 +92,17 @@ setting! {
 }
 
 setting! {
+    /// The way of the packets that endpoints of this node send to clients, for Services with direct
+    /// server return.
+    DsrReturn {
+        /// The network brings them to the client.
+        Direct = "direct",
+        /// Through the tunnel, to the node that the client reached.
+        Tunnel = "tunnel",
+    }
+}
+
+setting! {
     /// The sockets that the ebpf mode serves.
     SocketsScope {
         /// All sockets but those of pods that redirect their own packets.

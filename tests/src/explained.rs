@@ -23,6 +23,7 @@ const NOT_COMPARED: &[(&str, &str)] = &[
     ("direct-path", "a firewall drops"),
     ("direct-path-and-filters-of-others", "a filter on the pod's link drops"),
     ("dsr-large", "a datagram is too big"),
+    ("dsr-return", "a port of the endpoint is closed"),
     ("forward-policy-drop-legacy", "the policy of FORWARD drops"),
     ("forward-policy-drop-nft", "the policy of FORWARD drops"),
     ("maglev", "the port of the client decides"),

@@ -208,6 +208,7 @@ fn settings() -> ModelSettings {
         balance: Balance::Random,
         xdp: XdpPolicy::Off,
         dsr_port: None,
+        dsr_returns: false,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),
     }

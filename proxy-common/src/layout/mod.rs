@@ -9,7 +9,7 @@ use crate::{Addr, Protocol};
 
 /// The version of the layout. Every change of a key or value raises it. A process that finds pinned
 /// maps of another version builds its own maps next to them.
-pub const LAYOUT_VERSION: u32 = 15;
+pub const LAYOUT_VERSION: u32 = 16;
 
 /// The identifier of the virtual network (VNI) of the tunnel to other nodes.
 pub const TUNNEL_NETWORK: u32 = 0x7368;
@@ -352,12 +352,14 @@ named_enum! {
         TooLongForTunnel = 11, "too_long_for_tunnel";
         /// Dropped: the packet came through the tunnel from no known node, or for no Service.
         TunnelRefused = 12, "tunnel_refused";
+        /// Sent on to the client: a reply that came back through the tunnel.
+        ReplyForwarded = 13, "reply_forwarded";
     }
 }
 
 map_type! {
     /// The only value of `node`. The first two fields have the same place in every layout.
-    NodeValue, 104 {
+    NodeValue, 112 {
         /// The [`LAYOUT_VERSION`] of the maps in the directory.
         layout: u32,
         /// The [`STATE_LAYOUT_VERSION`] of the maps in the directory that programs write.
@@ -402,6 +404,10 @@ map_type! {
         tunnel_v4: Addr,
         /// The same for nodes with an IPv6 address.
         tunnel_v6: Addr,
+        /// 1 if replies of new flows from the tunnel go back through it.
+        tunnel_returns: u32,
+        /// Zero.
+        zero: u32,
     }
 }
 

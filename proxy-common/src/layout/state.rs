@@ -181,6 +181,9 @@ pub mod flow_state {
     /// shows that the client has its address. [`REPLIED`] says that the client sent a segment that
     /// acknowledges one (TCP).
     pub const DSR: u32 = 1 << 11;
+    /// The flow began with a packet that came through the tunnel, and replies go back through it, to
+    /// the node that `dsr_returns` names.
+    pub const RETURN: u32 = 1 << 12;
     /// The bits that a packet removes unless it sets them.
     pub const UNTIL_NEXT: u32 = RESET | SYN_UNANSWERED;
 
@@ -302,7 +305,9 @@ map_type! {
         /// The source after translation.
         source: Addr,
         /// The destination after translation. The unspecified address if the fragments go through
-        /// the tunnel: the source is then the address of the endpoint's node.
+        /// the tunnel: the source is then the address of the endpoint's node. In the reply
+        /// direction: the node to which they go through the tunnel, if it is not the destination of
+        /// the fragments.
         destination: Addr,
         /// The bits of the mark that are set on all fragments.
         mark: u32,

@@ -34,6 +34,34 @@ pub(super) fn record_first<T: Tables>(
     tables.set_fragment(&key(packet, direction), &value);
 }
 
+/// Records the addresses of a first fragment that the program sends on itself.
+#[inline(never)]
+pub(super) fn record<T: Tables>(
+    tables: &T,
+    packet: &Packet,
+    direction: Direction,
+    source: &Addr,
+    destination: &Addr,
+) {
+    let (source, destination) = (*source, *destination);
+    let value = FragmentValue { source, destination, mark: 0, created_seconds: seconds(tables) };
+    tables.set_fragment(&key(packet, direction), &value);
+}
+
+/// Returns true for a later fragment if the first one was recorded.
+#[inline(never)]
+pub(super) fn is_recorded<T: Tables>(tables: &T, packet: &Packet, direction: Direction) -> bool {
+    find(tables, packet, direction).is_some()
+}
+
+/// Returns what was recorded of the first fragment of a datagram.
+#[inline(always)]
+fn find(tables: &impl Tables, packet: &Packet, direction: Direction) -> Option<FragmentValue> {
+    let first = tables.fragment(&key(packet, direction))?;
+    let is_current = seconds(tables).wrapping_sub(first.created_seconds) <= LIFETIME_SECONDS;
+    is_current.then_some(first)
+}
+
 /// Removes the entry of an older datagram with the same identification. IPv4 has only 65,536
 /// identifications between two hosts, and the new datagram may belong to no Service.
 #[inline(never)]
@@ -50,12 +78,13 @@ pub(super) fn translate_later<F: Frame, T: Tables>(
     packet: &Packet,
     direction: Direction,
 ) -> Outcome {
-    let Some(first) = tables.fragment(&key(packet, direction)) else { return Outcome::Proceed };
-    if seconds(tables).wrapping_sub(first.created_seconds) > LIFETIME_SECONDS {
-        return Outcome::Proceed;
-    }
+    let Some(first) = find(tables, packet, direction) else { return Outcome::Proceed };
     if tables.has_tunnel() && !F::IS_TUNNELED && first.destination.is_unspecified() {
         return dsr::send(frame, tables, packet, &first.source);
+    }
+    let is_reply = matches!(direction, Direction::Reply);
+    if tables.has_tunnel() && is_reply && first.destination != packet.destination {
+        return dsr::answer::send_later(frame, tables, packet, &first);
     }
     if first.mark != 0 {
         frame.set_mark(frame.mark() | first.mark);

@@ -21,7 +21,7 @@ pub(super) fn process<F: Frame, T: Tables>(
     direction: Direction,
 ) -> Outcome {
     let mut inner = Packet::at(outer.payload() + 8, outer.version);
-    if !is_error(frame, outer) || !read_inner(frame, &mut inner) {
+    if !is_about(frame, outer, &mut inner) {
         return Outcome::Proceed;
     }
     if tables.has_tunnel() && !F::IS_TUNNELED && matches!(direction, Direction::Original) {
@@ -30,7 +30,10 @@ pub(super) fn process<F: Frame, T: Tables>(
             return outcome;
         }
     }
-    translate(frame, tables, outer, &inner, direction)
+    let returns = tables.has_tunnel()
+        && matches!(direction, Direction::Reply)
+        && dsr::answer::enter_with_error(frame, tables, &inner);
+    dsr::answer::redirected(translate(frame, tables, outer, &inner, direction), returns)
 }
 
 /// Translates an error and its inner packet, if the inner packet was translated. A function call of
@@ -83,6 +86,12 @@ fn reverse_translation<T: Tables>(
     }
     *tuple = flow.tuple().swapped();
     Some(())
+}
+
+/// Reads the packet that an ICMP error is about. Returns false for another packet.
+#[inline(always)]
+pub(super) fn is_about(frame: &impl Frame, outer: &Packet, inner: &mut Packet) -> bool {
+    is_error(frame, outer) && read_inner(frame, inner)
 }
 
 /// Reads the inner packet of an error. Returns true if it has ports and a protocol that the

@@ -89,6 +89,8 @@ impl Default for ConfigMaps {
                 tunnel_mtu: 0,
                 tunnel_v4: Addr::UNSPECIFIED_V6,
                 tunnel_v6: Addr::UNSPECIFIED_V6,
+                tunnel_returns: 0,
+                zero: 0,
             },
         }
     }
@@ -103,6 +105,8 @@ pub struct StateMaps {
     pub unassured_flows: BTreeMap<FlowKey, Flow>,
     /// `direct_flows`.
     pub direct_flows: BTreeMap<DirectKey, DirectFlow>,
+    /// `dsr_returns`.
+    pub dsr_returns: BTreeMap<FlowKey, Addr>,
     /// `fragments`.
     pub fragments: BTreeMap<FragmentKey, FragmentValue>,
     /// `affinity`.

@@ -174,6 +174,14 @@ impl Tables for MemoryMaps {
         self.config.dsr_endpoints.get(key).copied()
     }
 
+    fn dsr_return(&self, key: &FlowKey) -> Option<Addr> {
+        self.state.borrow().dsr_returns.get(key).copied()
+    }
+
+    fn set_dsr_return(&self, key: &FlowKey, node: &Addr) {
+        self.state.borrow_mut().dsr_returns.insert(*key, *node);
+    }
+
     fn is_dsr_node(&self, address: &Addr) -> bool {
         self.config.dsr_nodes.contains(address)
     }

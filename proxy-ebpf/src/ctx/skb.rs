@@ -6,7 +6,7 @@ use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC},
     helpers::generated::{
         bpf_csum_update, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_redirect, bpf_skb_adjust_room,
-        bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes,
+        bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes,
     },
     programs::TcContext,
 };
@@ -281,6 +281,11 @@ impl<L: Layer> Frame for Skb<L> {
 
     #[inline(always)]
     fn redirect_to(&self, route: &Route) {
+        if L::HEADER == 0 {
+            // The kernel drops a packet without room for an Ethernet header.
+            // SAFETY: the helper checks the number.
+            unsafe { bpf_skb_change_head(self.skb, packet::ETHERNET_HEADER, 0) };
+        }
         fib::redirect_to(route);
     }
 

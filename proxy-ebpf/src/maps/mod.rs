@@ -220,6 +220,16 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
+    fn dsr_return(&self, key: &FlowKey) -> Option<Addr> {
+        copy!(DSR_RETURNS, key)
+    }
+
+    #[inline(always)]
+    fn set_dsr_return(&self, key: &FlowKey, node: &Addr) {
+        self.check_write(DSR_RETURNS.insert(key, node, 0), ProgramError::Flows);
+    }
+
+    #[inline(always)]
     fn is_dsr_node(&self, address: &Addr) -> bool {
         DSR_NODES.get_ptr(address).is_some()
     }

@@ -8,7 +8,9 @@ use proxy_common::layout::{COUNTED_SERVICES, SIZE_SETTINGS, SizeSetting};
 use super::value::Kind;
 use crate::{
     kernel::bpf,
-    mode::{BackstopPolicy, LinksDirect, LinksMasquerade, LinksPath, LinksXdp, Mode, SocketsScope},
+    mode::{
+        BackstopPolicy, DsrReturn, LinksDirect, LinksMasquerade, LinksPath, LinksXdp, Mode, SocketsScope,
+    },
 };
 
 /// One field of the configuration.
@@ -184,6 +186,7 @@ const FIELDS: &[Field] = &[
     field_of("shunt.links.maglevTableSize", TABLE_SIZE).default("16381").only_in(EBPF),
     field_of("shunt.dsr.enabled", Kind::Bool).default("false").only_in(EBPF),
     field_of("shunt.dsr.port", PORT).default("4790").only_in(EBPF),
+    field_of("shunt.dsr.return", Kind::OneOf(DsrReturn::NAMES)).default("direct").only_in(EBPF),
     field_of("shunt.sockets.scope", Kind::OneOf(SocketsScope::NAMES)).default("auto").only_in(EBPF),
     field_of("shunt.ebpf.cgroupRoot", Kind::Text),
     field_of("shunt.ebpf.pinDir", Kind::Text).default(bpf::DEFAULT_PIN_DIR),

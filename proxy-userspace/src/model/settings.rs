@@ -84,6 +84,8 @@ pub struct ModelSettings {
     /// The UDP port of the tunnel for direct server return. `None` if this node neither sends nor
     /// takes packets through it.
     pub dsr_port: Option<NonZeroU16>,
+    /// Packets for clients that came through that tunnel go back through it.
+    pub dsr_returns: bool,
     /// The links that are served.
     pub interfaces: InterfaceGlobs,
     /// External IPs of Services are not served (CVE-2020-8554): the feature gate

@@ -307,8 +307,8 @@ impl Model {
         let ranges: BTreeSet<_> = self.service_cidrs.values().flat_map(|object| &object.cidrs).collect();
         let service_cidrs = ranges.into_iter().copied().collect();
         let mut node = node_view(&self.settings, self.node.as_ref(), facts);
-        let (port, primary) = (self.settings.dsr_port, &node.primary_addresses);
-        let tunnel = TunnelView::resolve(port, facts, primary, &self.other_nodes);
+        let primary = &node.primary_addresses;
+        let tunnel = TunnelView::resolve(&self.settings, facts, primary, &self.other_nodes);
         (node.service_cidrs, node.tunnel) = (service_cidrs, tunnel);
         mem::replace(&mut self.snapshot.node, node) != self.snapshot.node
     }

@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    Delta, Forwarding, IpFamily, LinkPath, NamespacedName, Node, NodeFacts, ResolvedEndpoint, ResolvedPort,
-    TrafficPolicy, endpoint_slice_cache::EndpointInfo,
+    Delta, Forwarding, IpFamily, LinkPath, ModelSettings, NamespacedName, Node, NodeFacts, ResolvedEndpoint,
+    ResolvedPort, TrafficPolicy, endpoint_slice_cache::EndpointInfo,
 };
 use crate::net::TUNNEL_LINK;
 
@@ -23,6 +23,8 @@ pub struct TunnelView {
     pub is_up: bool,
     /// The bytes of the longest packet that leaves this node in one piece.
     pub mtu: u32,
+    /// Packets for clients whose own packets came through the tunnel go back through it.
+    pub returns: bool,
     /// The addresses of the nodes whose packets are taken.
     pub nodes: BTreeSet<IpAddr>,
     /// Where this node takes packets, at most one address of each family.
@@ -36,12 +38,13 @@ impl TunnelView {
     /// Resolves the tunnel, if its link exists. `primary` are the addresses of this node. Netfilter
     /// does not translate packets that come through it.
     pub(super) fn resolve(
-        port: Option<NonZeroU16>,
+        settings: &ModelSettings,
         facts: &NodeFacts,
         primary: &BTreeMap<IpFamily, IpAddr>,
         nodes: &OtherNodes,
     ) -> Option<Self> {
-        let port = port.filter(|_| !matches!(facts.link_path, LinkPath::Netfilter { .. }))?.get();
+        let is_translated = !matches!(facts.link_path, LinkPath::Netfilter { .. });
+        let port = settings.dsr_port.filter(|_| is_translated)?.get();
         let link = facts.links.iter().find(|link| &*link.name == TUNNEL_LINK)?;
         let links_of = |address: &IpAddr| {
             let address = *address;
@@ -53,6 +56,7 @@ impl TunnelView {
             link: link.index,
             is_up: link.is_up,
             mtu: mtu.unwrap_or(ETHERNET_MTU),
+            returns: settings.dsr_returns,
             nodes: nodes.with_port(port),
             addresses: primary
                 .values()

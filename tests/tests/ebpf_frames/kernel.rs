@@ -63,6 +63,7 @@ pub(crate) struct Kernel {
     flows: HashMap<MapData, FlowKey, Flow>,
     unassured_flows: HashMap<MapData, FlowKey, Flow>,
     direct_flows: HashMap<MapData, DirectKey, DirectFlow>,
+    dsr_returns: HashMap<MapData, FlowKey, Addr>,
     fragments: HashMap<MapData, FragmentKey, FragmentValue>,
     affinity: HashMap<MapData, AffinityKey, AffinityValue>,
     counters: PerCpuArray<MapData, u64>,
@@ -142,6 +143,7 @@ impl Kernel {
             flows: map(&mut ebpf, "flows"),
             unassured_flows: map(&mut ebpf, "unassured_flows"),
             direct_flows: map(&mut ebpf, "direct_flows"),
+            dsr_returns: map(&mut ebpf, "dsr_returns"),
             fragments: map(&mut ebpf, "fragments"),
             affinity: map(&mut ebpf, "affinity"),
             counters: map(&mut ebpf, "counters"),
@@ -342,6 +344,7 @@ impl FrameRunner for Kernel {
             flows: read(&self.flows),
             unassured_flows: read(&self.unassured_flows),
             direct_flows: read(&self.direct_flows),
+            dsr_returns: read(&self.dsr_returns),
             fragments: read(&self.fragments),
             affinity: read(&self.affinity),
             counters: std::array::from_fn(|number| count(u32::try_from(number).expect("few"))),
@@ -354,6 +357,7 @@ impl FrameRunner for Kernel {
         fill(&mut self.flows, &state.flows);
         fill(&mut self.unassured_flows, &state.unassured_flows);
         fill(&mut self.direct_flows, &state.direct_flows);
+        fill(&mut self.dsr_returns, &state.dsr_returns);
         fill(&mut self.fragments, &state.fragments);
         fill(&mut self.affinity, &state.affinity);
         self.insert_in_prefilter(state.prefilter_items());

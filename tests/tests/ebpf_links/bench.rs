@@ -242,6 +242,7 @@ fn model_settings() -> ModelSettings {
         balance: Balance::Random,
         xdp: XdpPolicy::Off,
         dsr_port: None,
+        dsr_returns: false,
         bind_address: None,
         interfaces: InterfaceGlobs::default(),
     }

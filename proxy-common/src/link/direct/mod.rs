@@ -19,7 +19,7 @@ pub use self::early::early;
 
 pub(super) use self::{
     learn::learn,
-    whole::{is_reply, is_whole, send_on, state},
+    whole::{count_hop, is_reply, is_whole, send_on, state},
 };
 use super::{Notes, Outcome, count_drop, ip_length, may_be_endpoint, may_be_vip};
 use crate::{
@@ -290,19 +290,19 @@ const fn difference_of_hops(packet: &Packet, hops: u8) -> Difference {
 /// Writes hop limit, addresses and ports.
 #[inline(always)]
 fn store_v6(frame: &impl Frame, packet: &Packet, flow: &DirectFlow, hops: u8) -> Option<()> {
-    store_hops_v6(frame, packet, hops - 1)?;
+    store_hops_v6(frame, packet, packet.proto, hops - 1)?;
     frame.store(packet.header() + 8, &flow.source.addr.octets)?;
     frame.store(packet.header() + 24, &flow.destination.addr.octets)?;
     let ports = u32::from(flow.source.port.to_be()) | u32::from(flow.destination.port.to_be()) << 16;
     frame.store(packet.payload(), &ports.to_le_bytes())
 }
 
-/// Writes the hop limit of a plain header, with the next header before it: programs reach no single
-/// byte. No checksum covers it, so a sum of the hardware changes with it.
+/// Writes the hop limit, with the next header before it: programs reach no single byte. No checksum
+/// covers it, so a sum of the hardware changes with it.
 #[inline(always)]
-fn store_hops_v6(frame: &impl Frame, packet: &Packet, hops: u8) -> Option<()> {
-    frame.store(packet.header() + 6, &[packet.proto, hops])?;
-    frame.update_hardware_checksum(Difference::of_bytes([packet.proto, hops + 1], [packet.proto, hops]));
+fn store_hops_v6(frame: &impl Frame, packet: &Packet, next: u8, hops: u8) -> Option<()> {
+    frame.store(packet.header() + 6, &[next, hops])?;
+    frame.update_hardware_checksum(Difference::of_bytes([next, hops + 1], [next, hops]));
     Some(())
 }
 

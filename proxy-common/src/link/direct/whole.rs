@@ -85,12 +85,15 @@ fn has_own_mark(frame: &impl Frame, tables: &impl Tables) -> bool {
 
 /// Writes the hop limit of a packet that is forwarded.
 #[inline(always)]
-fn count_hop(frame: &impl Frame, packet: &Packet, hops: u8) -> Option<()> {
+pub(in super::super) fn count_hop(frame: &impl Frame, packet: &Packet, hops: u8) -> Option<()> {
     match packet.version {
         IpVersion::V4 => {
             let [a, b] = difference_of_hops(packet, hops).apply(packet.checksum);
             frame.store(packet.header() + 8, &[hops - 1, packet.proto, a, b])
         }
-        IpVersion::V6 => store_hops_v6(frame, packet, hops - 1),
+        IpVersion::V6 => {
+            let [next, _]: [u8; 2] = frame.load(packet.header() + 6)?;
+            store_hops_v6(frame, packet, next, hops - 1)
+        }
     }
 }

@@ -5,7 +5,10 @@
 //! The packet in the tunnel is that of the client, with the VIP as its destination. The other node
 //! needs nothing else: it knows the Service, and chooses one of its own endpoints.
 
-mod too_long;
+pub(super) mod answer;
+mod forward;
+mod segments;
+pub(super) mod too_long;
 
 use super::{
     ClientPacket, Notes, Outcome, count_drop, direct, finish, finish_flow_packet, fragment, ip_length,
@@ -25,8 +28,8 @@ const HEADERS_V4: u32 = 20 + 8 + 8;
 /// The same with an IPv6 header.
 const HEADERS_V6: u32 = 40 + 8 + 8;
 
-/// Handles a packet that came through the tunnel. It goes on only if it comes from a known node and
-/// is for a Service.
+/// Handles a packet that came through the tunnel. It goes on only if it comes from a known node, and
+/// is for a Service or sent back by its endpoint.
 #[inline(always)]
 pub fn tunneled<F: Frame, T: Tables>(frame: &F, tables: &T, header: u32, version: IpVersion) -> Outcome {
     if !is_from_node(frame, tables) {
@@ -35,7 +38,7 @@ pub fn tunneled<F: Frame, T: Tables>(frame: &F, tables: &T, header: u32, version
     let mut packet = Packet::at(header, version);
     let outcome = process(frame, tables, &mut packet, Direction::Original, false).of_program();
     if matches!(outcome, Outcome::Proceed) && !is_answered(frame, tables, &packet) {
-        return count_drop(tables, Counter::TunnelRefused);
+        return forward::forward(frame, tables, &packet);
     }
     outcome
 }
@@ -170,21 +173,35 @@ fn node_of_reply(tables: &impl Tables, reply: &Packet) -> Option<Addr> {
 /// error.
 #[inline(never)]
 pub(super) fn send<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, node: &Addr) -> Outcome {
-    let (link, mtu) = tables.node().map_or((0, 0), |node| (node.tunnel_link, node.tunnel_mtu));
-    if link == 0 {
+    if !has_link(tables) {
         return finish(tables, None);
     }
-    let longest = mtu.wrapping_sub(if node.is_v4() { HEADERS_V4 } else { HEADERS_V6 });
+    let longest = longest_to(tables, node);
     if !fits(frame, packet, node, longest) {
         return too_long::answer(frame, tables, packet, longest);
     }
-    if choose_node(frame, tables, node).is_none() {
-        return finish(tables, None);
+    if enter(frame, tables, node) { Outcome::Redirect } else { finish(tables, None) }
+}
+
+/// Returns the bytes of the longest packet that fits into the tunnel to a node.
+#[inline(always)]
+fn longest_to(tables: &impl Tables, node: &Addr) -> u32 {
+    let mtu = tables.node().map_or(0, |node| node.tunnel_mtu);
+    mtu.wrapping_sub(if node.is_v4() { HEADERS_V4 } else { HEADERS_V6 })
+}
+
+/// Makes a packet enter the tunnel to a node, if the program returns [`Outcome::Redirect`]. Returns
+/// false if there is no tunnel, or if the kernel has no memory.
+#[inline(always)]
+fn enter<F: Frame, T: Tables>(frame: &F, tables: &T, node: &Addr) -> bool {
+    let link = tables.node().map_or(0, |node| node.tunnel_link);
+    if link == 0 || choose_node(frame, tables, node).is_none() {
+        return false;
     }
     tables.count(Counter::SentThroughTunnel);
     Notes::leave(frame, Notes::FORWARDED);
     frame.redirect(link);
-    Outcome::Redirect
+    true
 }
 
 /// A function call of its own saves stack.

@@ -1,14 +1,19 @@
 //! Tests of packets that come through the tunnel. The kernel cannot run a program over a packet of a
 //! tunnel that it did not receive, so these run on the host.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    vec,
+    vec::Vec,
+};
 
 use crate::{
     Protocol,
+    checksum::Difference,
     layout::{Counter, NodeValue, ServiceKey, flags},
     link::Outcome,
-    packet::TcpFlags,
-    testing::{Addresses, FrameResult, Hook, InputFrame, MemoryMaps, Service, TestNode, TestPacket},
+    packet::{Route, TcpFlags},
+    testing::{Addresses, FrameResult, Hook, InputFrame, MemoryMaps, Payload, Service, TestNode, TestPacket},
 };
 
 /// Runs a test on nodes of both families, whose tunnel takes packets of the router.
@@ -151,5 +156,167 @@ fn packet_from_the_tunnel_does_not_follow_a_flow_into_the_tunnel() {
         let packet = syn(node, vip);
         node.ingress(&packet).is_redirected_as(&packet);
         tunneled(node, &packet, ip.router).becomes(&packet.clone().to(service.outside[0]));
+    });
+}
+
+/// Replies go back through the tunnel.
+fn return_replies(node: &mut TestNode<'_>) {
+    node.config.node.tunnel_returns = 1;
+    node.write_maps();
+}
+
+/// Returns a frame with the option for the maximum segment size.
+fn with_segment_size(packet: &TestPacket, size: u16) -> Vec<u8> {
+    let mut packet = packet.clone();
+    let [high, low] = size.to_be_bytes();
+    if let Payload::Tcp { data, .. } = &mut packet.payload {
+        *data = vec![2, 4, high, low];
+    }
+    let mut frame = packet.to_frame();
+    let tcp = frame.len() - 24;
+    let change = Difference::of_bytes([frame[tcp + 12], 0], [0x60, 0]);
+    frame[tcp + 12] = 0x60;
+    let sum = change.apply([frame[tcp + 16], frame[tcp + 17]]);
+    frame[tcp + 16..tcp + 18].copy_from_slice(&sum);
+    frame
+}
+
+fn frame_from_tunnel(node: &mut TestNode<'_>, bytes: Vec<u8>) -> FrameResult {
+    let (link, next_hop) = (3, node.ip.client.into());
+    let frame = InputFrame {
+        tunnel_source: Some(node.ip.router.into()),
+        route: Some(Route { link, next_hop }),
+        ..InputFrame::new(bytes)
+    };
+    node.run(Hook::Tunnel, &frame).expect("the host runs all frames")
+}
+
+#[test]
+fn reply_goes_back_to_the_node_that_the_last_packet_came_from() {
+    on_nodes(|node| {
+        let (ip, vip) = (node.ip, node.ip.external_ip);
+        let service = add_service(node, vip);
+        return_replies(node);
+        node.config.dsr_nodes.insert(ip.other_client.into());
+        node.write_maps();
+        let packet = syn(node, vip);
+        let reply = packet.clone().to(service.outside[0]).reversed().flags(TcpFlags::SYN_ACK);
+        for from in [ip.router, ip.other_client, ip.other_client] {
+            tunneled(node, &packet, from).becomes(&packet.clone().to(service.outside[0]));
+            let result = node.egress(&reply);
+            result.is_redirected_as(&reply.clone().from(packet.to));
+            assert_eq!((result.tunneled_to, result.redirected_to), (Some(from.into()), 9));
+        }
+    });
+}
+
+#[test]
+fn segments_of_both_sides_are_limited_by_the_tunnel() {
+    on_nodes(|node| {
+        let vip = node.ip.external_ip;
+        let service = add_service(node, vip);
+        return_replies(node);
+        let limit = if vip.is_ipv4() { 1_500 - 36 - 40 } else { 1_500 - 56 - 60 };
+        let packet = syn(node, vip);
+        let translated = packet.clone().to(service.outside[0]);
+        for (size, expected) in [(1_460, limit), (limit, limit), (536, 536)] {
+            let result = frame_from_tunnel(node, with_segment_size(&packet, size));
+            assert_eq!(result.bytes, with_segment_size(&translated, expected), "{size}");
+        }
+        let answer = packet.reversed().flags(TcpFlags::SYN_ACK);
+        add_client(node);
+        let forwarded = TestPacket { hops: answer.hops - 1, ..answer.clone() };
+        for (size, expected) in [(1_460, limit), (536, 536)] {
+            let result = frame_from_tunnel(node, with_segment_size(&answer, size));
+            assert_eq!(result.bytes, with_segment_size(&forwarded, expected), "{size}");
+        }
+    });
+}
+
+/// Makes this node the one that the client reached.
+fn add_client(node: &mut TestNode<'_>) {
+    let key = ServiceKey::new(node.ip.external_ip.into(), 30_080, Protocol::Tcp);
+    node.config.services.get_mut(&key).expect("added").flags |= flags::DSR;
+    node.write_maps();
+}
+
+#[test]
+fn node_that_the_client_reached_sends_the_reply_on() {
+    on_nodes(|node| {
+        let vip = node.ip.external_ip;
+        add_service(node, vip);
+        let reply = syn(node, vip).reversed().flags(TcpFlags::ACK_ALONE);
+        let frame = reply.to_frame();
+        frame_from_tunnel(node, frame.clone()).is_dropped();
+        add_client(node);
+        let result = frame_from_tunnel(node, frame);
+        result.is_redirected_as(&TestPacket { hops: reply.hops - 1, ..reply.clone() });
+        assert_eq!(result.redirected_to, 3);
+        let counts = [Counter::TunnelRefused, Counter::ReplyForwarded].map(|counter| node.counter(counter));
+        assert_eq!(counts, [1, 1]);
+        let last = TestPacket { hops: 1, ..reply };
+        frame_from_tunnel(node, last.to_frame()).becomes(&last);
+    });
+}
+
+#[test]
+fn node_sends_fragments_and_errors_on_and_nothing_else() {
+    on_nodes(|node| {
+        let (ip, vip) = (node.ip, node.ip.external_ip);
+        add_service(node, vip);
+        add_client(node);
+        let mut reply = syn(node, vip).reversed().flags(TcpFlags::ACK_ALONE);
+        if let Payload::Tcp { data, .. } = &mut reply.payload {
+            *data = (0..100).collect();
+        }
+        let forwarded = TestPacket { hops: reply.hops - 1, ..reply.clone() };
+        for part in [0..40, 40..usize::MAX] {
+            let fragment = reply.clone().fragment(7, part.clone()).to_frame();
+            frame_from_tunnel(node, fragment).is_redirected_as(&forwarded.clone().fragment(7, part));
+        }
+        frame_from_tunnel(node, reply.clone().fragment(8, 40..64).to_frame()).is_dropped();
+        let kind = if vip.is_ipv4() { [3, 3] } else { [1, 4] };
+        let error = TestPacket::icmp_error(kind, vip, ip.client, reply.clone().reversed());
+        let sent_on = TestPacket { hops: error.hops - 1, ..error.clone() };
+        frame_from_tunnel(node, error.to_frame()).is_redirected_as(&sent_on);
+        let about_others = TestPacket::icmp_error(kind, vip, ip.client, reply);
+        frame_from_tunnel(node, about_others.to_frame()).is_dropped();
+    });
+}
+
+#[test]
+fn endpoint_is_told_that_its_packet_is_too_long_for_the_tunnel() {
+    on_nodes(|node| {
+        let (ip, vip) = (node.ip, node.ip.external_ip);
+        let service = add_service(node, vip);
+        return_replies(node);
+        let packet = syn(node, vip);
+        tunneled(node, &packet, ip.router);
+        let mut reply = packet.to(service.outside[0]).reversed().flags(TcpFlags::ACK_ALONE);
+        if let Payload::Tcp { data, .. } = &mut reply.payload {
+            *data = vec![0; 1_461];
+        }
+        let (next_hop, kind) = (ip.pod.into(), if vip.is_ipv4() { [3, 4] } else { [2, 0] });
+        let input =
+            InputFrame { route: Some(Route { link: 3, next_hop }), ..InputFrame::new(reply.to_frame()) };
+        let result = node.run(Hook::Egress, &input).expect("the host runs all frames");
+        let mut error = TestPacket::icmp_error(kind, ip.client, ip.pod, reply.clone());
+        if let Payload::Icmp { length, .. } = &mut error.payload {
+            *length = if vip.is_ipv4() { 48 } else { 68 };
+        }
+        let (to_mac, from_mac) = (reply.from_mac, reply.to_mac);
+        let length = if vip.is_ipv4() { 1_464_u32 } else { 1_444 };
+        let mut expected = TestPacket { hops: 64, to_mac, from_mac, ..error }.to_frame();
+        let icmp = expected.len() - if vip.is_ipv4() { 56 } else { 76 };
+        let size = length.to_be_bytes();
+        let before = [expected[icmp + 6], expected[icmp + 7]];
+        let sum =
+            Difference::of_bytes(before, [size[2], size[3]]).apply([expected[icmp + 2], expected[icmp + 3]]);
+        expected[icmp + 2..icmp + 4].copy_from_slice(&sum);
+        expected[icmp + 6..icmp + 8].copy_from_slice(&size[2..]);
+        assert_eq!((result.outcome, result.redirected_to), (Outcome::Redirect, 3));
+        assert_eq!(result.bytes, expected);
+        let without_route = InputFrame::new(reply.to_frame());
+        node.run(Hook::Egress, &without_route).expect("the host runs all frames").is_dropped();
     });
 }

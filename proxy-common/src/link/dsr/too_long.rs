@@ -6,7 +6,7 @@ use super::super::{Notes, Outcome};
 use crate::{
     checksum,
     layout::Counter,
-    packet::{ETHERNET_HEADER, Frame, ICMP, ICMPV6, IpVersion, Packet},
+    packet::{ETHERNET_HEADER, Frame, ICMP, ICMPV6, IpVersion, Packet, Route, RoutedPacket},
     tables::Tables,
 };
 
@@ -33,6 +33,39 @@ pub(super) fn answer<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet
         return Outcome::Redirect;
     }
     Outcome::Drop
+}
+
+/// Tells an endpoint that its packet is too long. The packet is on the link to the client. Its source
+/// is still the endpoint, and the error looks as if the client, or a router, sent it.
+#[inline(never)]
+pub(in super::super) fn tell_endpoint<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    longest: u32,
+) -> Outcome {
+    tables.count(Counter::TooLongForTunnel);
+    let mut route = Route::NONE;
+    if (!F::IS_ETHERNET || packet.header() == ETHERNET_HEADER)
+        && find_endpoint(frame, packet, &mut route)
+        && become_error(frame, packet, longest).is_some()
+    {
+        Notes::leave(frame, Notes::FORWARDED);
+        frame.redirect_to(&route);
+        return Outcome::Redirect;
+    }
+    Outcome::Drop
+}
+
+/// Asks the kernel for the route to the source of a packet. A function call of its own saves stack.
+#[inline(never)]
+fn find_endpoint<F: Frame>(frame: &F, packet: &Packet, route: &mut Route) -> bool {
+    let (version, proto) = match packet.version {
+        IpVersion::V4 => (IpVersion::V4, ICMP),
+        IpVersion::V6 => (IpVersion::V6, ICMPV6),
+    };
+    let (traffic_class, length, tuple) = (0, 0, packet.tuple([0; 2]).swapped());
+    frame.find_route(&RoutedPacket { version, proto, traffic_class, length, tuple }, route)
 }
 
 /// Returns `None` if the frame could not be changed. It may be partly changed.

@@ -175,7 +175,8 @@ fn begin<F: Frame>(
         state: masquerade_state(service, is_local, source, endpoint)
             | flow_state::of_list(slots.list)
             | if F::IS_TUNNELED { 0 } else { direct::state(tables) }
-            | dsr::state::<F>(tables, service, is_local),
+            | dsr::state::<F>(tables, service, is_local)
+            | dsr::answer::state::<F>(tables),
         acknowledged: 0,
         used_ns: incoming.now_ns,
     };

@@ -15,18 +15,23 @@ use crate::{
 };
 
 /// The interface index of the tunnel.
-const TUNNEL: u32 = 9;
+pub(super) const TUNNEL: u32 = 9;
 
 /// The longest packet that fits, which the tests' ICMP errors name.
-const LONGEST: usize = 1_300;
+pub(super) const LONGEST: usize = 1_300;
+
+/// Sets up the tunnel.
+pub(super) fn set_tunnel(node: &mut TestNode<'_>) {
+    let headers = if node.ip.node.is_ipv4() { 36 } else { 56 };
+    node.config.node.tunnel_link = TUNNEL;
+    node.config.node.tunnel_mtu = u32::try_from(LONGEST).expect("short") + headers;
+}
 
 /// Adds a Service whose endpoint is on another node, at the address of the router.
 fn add_service(node: &mut TestNode<'_>, protocol: Protocol) -> Fixture {
     let mut fixture = Fixture::new(node, protocol);
     fixture.service = fixture.service.with_flags(flags::DSR | flags::MASQUERADE_OUTSIDE);
-    let headers = if node.ip.node.is_ipv4() { 36 } else { 56 };
-    node.config.node.tunnel_link = TUNNEL;
-    node.config.node.tunnel_mtu = u32::try_from(LONGEST).expect("short") + headers;
+    set_tunnel(node);
     take_tunnel(node, &fixture, fixture.endpoint.ip(), node.ip.router);
     fixture
 }
@@ -202,7 +207,7 @@ fn errors_about_replies_go_through_the_tunnel(node: &mut TestNode<'_>) {
 }
 
 /// Returns a packet of this length, from its IP header on.
-fn of_length(mut packet: TestPacket, length: usize) -> TestPacket {
+pub(super) fn of_length(mut packet: TestPacket, length: usize) -> TestPacket {
     let headers = packet.to_ip_packet().len();
     if let Payload::Tcp { data, .. } | Payload::Udp { data } = &mut packet.payload {
         let more: Vec<u8> = vec![0; length - headers];

@@ -5,6 +5,7 @@ mod affinity;
 mod counts;
 mod direct;
 mod dsr;
+mod dsr_return;
 mod errors;
 mod floods;
 mod fragments;
@@ -38,11 +39,12 @@ pub struct Scenario {
 }
 
 /// All scenarios by file.
-pub const ALL: [&[Scenario]; 15] = [
+pub const ALL: [&[Scenario]; 16] = [
     affinity::ALL,
     counts::ALL,
     direct::ALL,
     dsr::ALL,
+    dsr_return::ALL,
     errors::ALL,
     floods::ALL,
     fragments::ALL,

@@ -125,6 +125,8 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
         .help("Serve Services with the annotation shunt.dev/forwarding: dsr by direct server return: the node that a client reaches sends its packets through a tunnel to the endpoint's node, which answers the client itself. Each node that takes such packets announces it in the annotation shunt.dev/dsr of its Node object"),
     always(EBPF, "dsr-port", "shunt.dsr.port", "PORT")
         .help("UDP port of the tunnel between nodes for direct server return (VXLAN-GPE)"),
+    always(EBPF, "dsr-return", "shunt.dsr.return", "direct|tunnel")
+        .help("How answers of this node's endpoints reach clients: from this node, with the VIP as their source (direct); or back through the tunnel and from the node that the client reached, where the network drops such packets (tunnel)"),
     always(EBPF, "sockets-scope", "shunt.sockets.scope", "auto|all|node")
         .help("Whose sockets are served: all; those of the node's network namespace (node); or all but those of pods that redirect their own packets, such as pods of a service mesh (auto). All others are served on links"),
     always(EBPF, "cgroup-root", "shunt.ebpf.cgroupRoot", "PATH")

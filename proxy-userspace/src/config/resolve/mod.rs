@@ -28,7 +28,9 @@ use super::{
 };
 use crate::{
     kernel::{cgroup, ipvs::Timeouts},
-    mode::{BackstopPolicy, LinksDirect, LinksMasquerade, LinksPath, LinksXdp, Mode, SocketsScope},
+    mode::{
+        BackstopPolicy, DsrReturn, LinksDirect, LinksMasquerade, LinksPath, LinksXdp, Mode, SocketsScope,
+    },
     model::{
         Balance, DetectLocalMode, InterfaceGlobs, LinkName, ModelSettings, NodePortAddresses, PortRange,
         XdpPolicy, parse_cidr_sloppy,
@@ -145,6 +147,7 @@ fn model(
         masquerades_with_direct_path: masquerades_with_direct_path(settings),
         xdp: xdp(settings),
         dsr_port: dsr_port(settings).filter(|_| mode == Mode::Ebpf),
+        dsr_returns: dsr_returns(settings),
         balance: if settings.is_true("shunt.links.maglev") { Balance::Maglev } else { Balance::Random },
         interfaces: InterfaceGlobs {
             only: settings.globs("shunt.ebpf.interfaces"),
@@ -379,10 +382,7 @@ fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> 
     EbpfConfig {
         cgroup_root: cgroup_root.unwrap_or_default(),
         pin_dir: settings.text("shunt.ebpf.pinDir").unwrap_or_default().into(),
-        map_sizes: MapSizes {
-            counted_services: counted_services(settings),
-            ..MapSizes::from_settings(|setting| settings.integer(setting.path))
-        },
+        map_sizes: map_sizes(settings),
         masquerade_mark: masquerade_mark(settings, Mode::Ebpf),
         log: logging::of_programs(settings),
         backstop,
@@ -430,6 +430,20 @@ fn xdp(settings: &Settings) -> XdpPolicy {
 /// Returns the port of the tunnel for direct server return, if it is on.
 fn dsr_port(settings: &Settings) -> Option<NonZeroU16> {
     NonZeroU16::new(settings.integer("shunt.dsr.port")).filter(|_| settings.is_true("shunt.dsr.enabled"))
+}
+
+/// Returns true if packets for clients go back through that tunnel.
+fn dsr_returns(settings: &Settings) -> bool {
+    settings.text("shunt.dsr.return").and_then(DsrReturn::from_name) == Some(DsrReturn::Tunnel)
+}
+
+/// Returns the numbers of entries of the maps. A map that is not used has room for one.
+fn map_sizes(settings: &mut Settings) -> MapSizes {
+    let counted_services = counted_services(settings);
+    let sizes = MapSizes::from_settings(|setting| settings.integer(setting.path));
+    let uses_returns = dsr_port(settings).is_some() && dsr_returns(settings);
+    let dsr_returns = if uses_returns { sizes.dsr_returns } else { 1 };
+    MapSizes { counted_services, dsr_returns, ..sizes }
 }
 
 /// Returns the smallest number of entries of a Maglev table.

@@ -104,3 +104,17 @@ fn the_port_of_the_tunnel_is_set_only_in_the_ebpf_mode_with_dsr() {
     let by_flags = load_with(None, &["--dsr-enabled", "--dsr-port=4792"], &environment()).unwrap();
     assert_eq!(by_flags.model.dsr_port.map(NonZeroU16::get), Some(4792));
 }
+
+#[test]
+fn the_map_of_returns_has_room_only_where_packets_go_back_through_the_tunnel() {
+    let room = |dsr: &str| {
+        let sizes = "ebpf: {mapSizes: {dsrReturns: 4096}}";
+        let config = load(&format!("{HEAD}mode: ebpf\nshunt: {{dsr: {dsr}, {sizes}}}\n"), &[]);
+        (config.model.dsr_returns, config.ebpf.map_sizes.dsr_returns)
+    };
+    assert_eq!(room("{enabled: true}"), (false, 1));
+    assert_eq!(room("{return: tunnel}"), (true, 1));
+    assert_eq!(room("{enabled: true, return: tunnel}"), (true, 4096));
+    let by_flags = load_with(None, &["--dsr-enabled", "--dsr-return=tunnel"], &environment()).unwrap();
+    assert_eq!((by_flags.model.dsr_returns, by_flags.ebpf.map_sizes.dsr_returns), (true, 65_536));
+}

@@ -87,7 +87,7 @@ fn defaults_are_those_of_kube_proxy() {
     assert_eq!(config.node.conntrack.tcp_established_timeout, Duration::from_hours(24));
     assert_eq!(config.node.conntrack.tcp_close_wait_timeout, Duration::from_hours(1));
     assert_eq!((config.node.conntrack.udp_timeout, &*config.ipvs.scheduler), (Duration::ZERO, "rr"));
-    assert_eq!(config.ebpf.map_sizes, MapSizes::default());
+    assert_eq!(config.ebpf.map_sizes, MapSizes { dsr_returns: 1, ..MapSizes::default() });
     assert_eq!(config.counted_services, 4_000);
     assert_eq!(config.node, NodeSettings::default());
     assert_eq!(config.ineffective, []);
@@ -358,7 +358,7 @@ fn the_shunt_section_and_its_flags_are_read() {
     assert_eq!(config.source, ObjectSource::Manifests("/a".into()));
     assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/d"));
     assert_eq!(config.ebpf.pin_dir, PathBuf::from("/p"));
-    assert_eq!(config.ebpf.map_sizes, MapSizes { services: 64, ..MapSizes::default() });
+    assert_eq!(config.ebpf.map_sizes, MapSizes { services: 64, dsr_returns: 1, ..MapSizes::default() });
 }
 
 #[test]

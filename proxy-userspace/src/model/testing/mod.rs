@@ -205,6 +205,7 @@ pub fn settings() -> ModelSettings {
         balance: Balance::Random,
         xdp: XdpPolicy::Off,
         dsr_port: None,
+        dsr_returns: false,
         loopback_node_ports: true,
         ignores_external_ips: false,
         leaves_cluster_ips_of_links: false,

@@ -117,6 +117,7 @@ pub fn any_settings() -> impl Strategy<Value = ModelSettings> {
                 balance: Balance::Random,
                 xdp: if xdp { XdpPolicy::Generic } else { XdpPolicy::Off },
                 dsr_port: dsr.then_some(port_number(4_790)),
+                dsr_returns: dsr && leaves,
                 interfaces,
             }
         },

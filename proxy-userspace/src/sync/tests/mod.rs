@@ -78,6 +78,7 @@ impl Daemon {
             balance: Balance::Random,
             xdp: XdpPolicy::Off,
             dsr_port: None,
+            dsr_returns: false,
             bind_address: None,
             interfaces: InterfaceGlobs::default(),
         };

@@ -234,6 +234,8 @@ impl Maps {
             tunnel_mtu: before.map_or(0, |value| value.tunnel_mtu),
             tunnel_v4: before.map_or(Addr::UNSPECIFIED_V6, |value| value.tunnel_v4),
             tunnel_v6: before.map_or(Addr::UNSPECIFIED_V6, |value| value.tunnel_v6),
+            tunnel_returns: before.map_or(0, |value| value.tunnel_returns),
+            zero: 0,
         };
         self.node.set(0, value, 0).map_err(failed("write", "node"))
     }
@@ -280,10 +282,10 @@ impl Maps {
 
     /// Sets the tunnel to other nodes.
     pub(crate) fn set_tunnel(&mut self, fields: TunnelFields) -> Result<(), KernelError> {
-        let TunnelFields { link, mtu, v4, v6 } = fields;
+        let TunnelFields { link, mtu, v4, v6, returns } = fields;
         self.update_node(|node| {
             (node.tunnel_link, node.tunnel_mtu) = (link, mtu);
-            (node.tunnel_v4, node.tunnel_v6) = (v4, v6);
+            (node.tunnel_v4, node.tunnel_v6, node.tunnel_returns) = (v4, v6, returns);
         })
     }
 
@@ -428,6 +430,7 @@ impl Maps {
                 mtu: node.tunnel_mtu,
                 v4: node.tunnel_v4,
                 v6: node.tunnel_v6,
+                returns: node.tunnel_returns,
             },
         })
     }

@@ -5,9 +5,10 @@ use std::{io, sync::Mutex};
 
 use aya::Pod;
 use proxy_common::{
+    Addr,
     layout::{
-        AffinityKey, AffinityValue, Connection, Endpoint, FragmentKey, FragmentValue, MapSizes, SocketPeer,
-        UdpSocket,
+        AffinityKey, AffinityValue, Connection, Endpoint, FlowKey, FragmentKey, FragmentValue, MapSizes,
+        SocketPeer, UdpSocket,
     },
     prefilter::PrefilterItem,
 };
@@ -86,6 +87,7 @@ impl SocketMapScanner {
             scan::<SocketPeer, Endpoint>(object, "udp_flows", sizes, |_, _| None)?,
             scan::<AffinityKey, AffinityValue>(object, "affinity", sizes, |_, _| None)?,
             scan::<FragmentKey, FragmentValue>(object, "fragments", sizes, |_, _| None)?,
+            scan::<FlowKey, Addr>(object, "dsr_returns", sizes, |_, _| None)?,
         ]))
     }
 

@@ -195,12 +195,14 @@ pub struct TunnelFields {
     pub v4: Addr,
     /// The same for nodes with an IPv6 address.
     pub v6: Addr,
+    /// 1 if packets for clients go back through the tunnel.
+    pub returns: u32,
 }
 
 impl Default for TunnelFields {
     /// Returns the fields without a tunnel, as in a new map.
     fn default() -> Self {
-        Self { link: 0, mtu: 0, v4: Addr::UNSPECIFIED_V6, v6: Addr::UNSPECIFIED_V6 }
+        Self { link: 0, mtu: 0, v4: Addr::UNSPECIFIED_V6, v6: Addr::UNSPECIFIED_V6, returns: 0 }
     }
 }
 

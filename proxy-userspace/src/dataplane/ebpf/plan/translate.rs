@@ -81,7 +81,8 @@ pub(crate) fn tunnel(tunnel: &TunnelView) -> TunnelFields {
         address.map_or(Addr::UNSPECIFIED_V6, Addr::from)
     };
     let (v4, v6) = (source(IpFamily::V4), source(IpFamily::V6));
-    TunnelFields { link: if tunnel.is_up { tunnel.link } else { 0 }, mtu: tunnel.mtu, v4, v6 }
+    let link = if tunnel.is_up { tunnel.link } else { 0 };
+    TunnelFields { link, mtu: tunnel.mtu, v4, v6, returns: tunnel.returns.into() }
 }
 
 /// Returns the keys of the frontends of a service port, with their kinds. With direct server return,

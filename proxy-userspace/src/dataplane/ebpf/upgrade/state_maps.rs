@@ -7,7 +7,7 @@ use aya::{
     maps::{HashMap, MapData},
 };
 use proxy_common::{
-    for_each_map,
+    Addr, for_each_map,
     layout::{
         AffinityKey, AffinityValue, Connection, DirectFlow, DirectKey, Endpoint, Flow, FlowKey, FragmentKey,
         FragmentValue, MAPS, MapContent, SocketPeer, UdpSocket,

@@ -1,0 +1,102 @@
+//! The node that the client reached sends on what the endpoint's node sent back through the tunnel.
+//!
+//! The kernel would drop a packet whose source is an address of this node, as of node ports. So the
+//! program asks for the route, and netfilter does not see the packet, nor did it see the client's.
+
+use super::{longest_to, segments};
+use crate::{
+    Protocol,
+    layout::{Counter, Direction, FlowKey, ProgramError, flags},
+    link::{Notes, Outcome, count_drop, direct, fragment, icmp_error},
+    packet::{Fragment, Frame, Packet, Route, RoutedPacket, TcpFlags, Tuple},
+    service,
+    tables::Tables,
+};
+
+/// Handles a packet of a known node that is for no Service.
+#[inline(never)]
+pub(super) fn forward<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> Outcome {
+    if !is_reply(frame, tables, packet) {
+        return count_drop(tables, Counter::TunnelRefused);
+    }
+    let mut route = Route::NONE;
+    if packet.hops <= 1 || !find_route(frame, packet, &mut route) {
+        return Outcome::Proceed;
+    }
+    if direct::count_hop(frame, packet, packet.hops).is_none() {
+        tables.count_error(ProgramError::NotRewritten);
+        return count_drop(tables, Counter::NotRewritten);
+    }
+    tables.count(Counter::ReplyForwarded);
+    Notes::leave(frame, Notes::FORWARDED);
+    frame.redirect_to(&route);
+    Outcome::Redirect
+}
+
+/// Returns true for a packet of a Service with direct server return to its client, and for an ICMP
+/// error about a packet of the client.
+#[inline(always)]
+fn is_reply<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> bool {
+    if packet.fragment == Fragment::Later {
+        return fragment::is_recorded(tables, packet, Direction::Original);
+    }
+    let (Some(protocol), Some(ports)) = (Protocol::of_packet(packet.proto), packet.ports()) else {
+        return is_error(frame, tables, packet);
+    };
+    if !is_of_service(tables, protocol, &packet.tuple(ports)) {
+        return false;
+    }
+    if packet.fragment == Fragment::First {
+        fragment::record(tables, packet, Direction::Original, &packet.source, &packet.destination);
+    }
+    limit_segments(frame, tables, packet, protocol);
+    true
+}
+
+/// A function call of its own saves stack.
+#[inline(never)]
+fn is_error<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> bool {
+    let mut inner = Packet::at(packet.payload() + 8, packet.version);
+    if !icmp_error::is_about(frame, packet, &mut inner) {
+        return false;
+    }
+    let (Some(protocol), Some(ports)) = (Protocol::of_packet(inner.proto), inner.ports()) else {
+        return false;
+    };
+    is_of_service(tables, protocol, &inner.tuple(ports).swapped())
+}
+
+/// Returns true for the addresses of packets from a VIP to a client. The Service may be gone since
+/// the connection began, or the entry of the connection may be lost.
+#[inline(never)]
+fn is_of_service<T: Tables>(tables: &T, protocol: Protocol, reply: &Tuple) -> bool {
+    let key = FlowKey::new(Direction::Original, protocol, reply.swapped());
+    if tables.flow(&key).is_some_and(|flow| flow.is_dsr()) {
+        return true;
+    }
+    let service = service::find_on_link(tables, &reply.source, protocol);
+    service.is_some_and(|service| service.flags & flags::DSR != 0)
+}
+
+/// Limits the segments of the client by what fits into the tunnel to the endpoint's node.
+#[inline(always)]
+fn limit_segments<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, protocol: Protocol) {
+    if packet.tcp_flags(frame, protocol).is_some_and(TcpFlags::is_syn_ack)
+        && let Some(node) = frame.tunnel_source()
+    {
+        segments::limit(frame, packet, longest_to(tables, &node));
+    }
+}
+
+/// Asks the kernel for the route to the client. A function call of its own saves stack.
+#[inline(never)]
+fn find_route<F: Frame>(frame: &F, packet: &Packet, route: &mut Route) -> bool {
+    let Packet { version, proto, traffic_class, .. } = *packet;
+    let ports = if packet.fragment == Fragment::Later { None } else { packet.ports() };
+    let tuple = packet.tuple(ports.unwrap_or([0; 2]));
+    let is_connection = proto == Protocol::Tcp.number();
+    let length = direct::longest(frame, packet, is_connection).and_then(|length| length.try_into().ok());
+    length.is_some_and(|length| {
+        frame.find_route(&RoutedPacket { version, proto, traffic_class, length, tuple }, route)
+    })
+}
