@@ -12,7 +12,7 @@ use super::settings::Settings;
 use super::source::Source;
 use super::target::Target;
 use super::tree::Tree;
-use super::{crates, digest, linked, packages};
+use super::{crates, digest, embedded, linked, packages};
 use crate::cli::progress::Progress;
 
 /// Files that pin dependencies.
@@ -33,11 +33,18 @@ pub(crate) fn read(
     let root = workspace::root();
     let lock = Lock::read()?;
     let parts = targets.iter().map(|target| part(*target, &lock, program)).collect::<Result<Vec<_>>>()?;
-    let changelog = fs::read_to_string(root.join("CHANGELOG.md")).context("cannot read CHANGELOG.md")?;
+    let programs: Vec<_> = parts.iter().map(|part| (part.target, &*part.shunt)).collect();
+    embedded::ensure_same(&programs)?;
+    let changelog = changelog()?;
     let pins = PINS.iter().map(|name| Ok((*name, digest::of_file(&root.join(name))?)));
     let pins = pins.collect::<Result<Vec<_>>>()?;
     let deploy = folder(&root.join("deploy"))?;
     Ok(Inputs { settings, source, lock, deploy, changelog, pins, parts })
+}
+
+/// Reads the changelog.
+pub(crate) fn changelog() -> Result<String> {
+    fs::read_to_string(workspace::root().join("CHANGELOG.md")).context("cannot read CHANGELOG.md")
 }
 
 /// Builds and fetches what the image of an architecture is made of.

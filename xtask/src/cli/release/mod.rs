@@ -6,6 +6,7 @@ mod compiler;
 mod crates;
 mod deploy;
 mod digest;
+mod embedded;
 mod image;
 mod inputs;
 mod linked;
@@ -82,6 +83,8 @@ pub(crate) fn run(what: &Release) -> Result<()> {
         return trial::run();
     }
     let targets = if what.target.is_empty() { Target::value_variants() } else { &what.target };
+    // Before the builds, which take minutes.
+    notes::check(&inputs::changelog()?, &Settings::read()?.version)?;
     if what.instead.verify {
         return verify::run(targets);
     }

@@ -1,17 +1,29 @@
 //! The release notes: a section of the changelog.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use super::settings::Settings;
 
-/// Returns the notes: the section of the version, or what is unreleased. Links to files of the
-/// repository lead to the repository.
+/// Fails if the changelog does not fit a release of this version: it has no section of the version,
+/// or has changes that belong to no version.
+pub(crate) fn check(changelog: &str, version: &str) -> Result<()> {
+    ensure!(
+        section(changelog, "Unreleased").is_none(),
+        "CHANGELOG.md has entries under [Unreleased], so the notes of {version} would lack them: \
+         move them to the section [{version}], or raise the version in Cargo.toml and give the section its name"
+    );
+    section(changelog, version).map(drop).with_context(|| missing(version))
+}
+
+fn missing(version: &str) -> String {
+    format!("CHANGELOG.md has no section [{version}] with text")
+}
+
+/// Returns the notes: the section of the version. Links to files of the repository lead to the
+/// repository.
 pub(crate) fn notes(changelog: &str, settings: &Settings, digest: &str) -> Result<String> {
     let version = &settings.version;
-    let section = [version.as_str(), "Unreleased"].iter().find_map(|name| section(changelog, name));
-    let section = section.with_context(|| {
-        format!("CHANGELOG.md has neither a section [{version}] with text nor one that is [Unreleased]")
-    })?;
+    let section = section(changelog, version).with_context(|| missing(version))?;
     let base = format!("]({}/blob/v{version}", settings.repository);
     let linked = ["docs", "deploy", "tests"]
         .iter()
@@ -44,13 +56,26 @@ mod tests {
     }
 
     #[test]
-    fn unreleased_changes_are_the_notes_of_a_version_without_a_section() {
-        let notes = notes("## [Unreleased]\n\n- new\n", &Settings::example(), "d").unwrap();
-        assert!(notes.ends_with("- new\n"), "{notes}");
+    fn changelog_without_a_section_of_the_version_is_an_error() {
+        let changelog = "## [Unreleased]\n\n## [0.1.0]\n- old";
+        assert!(notes(changelog, &Settings::example(), "d").is_err());
+        let error = check(changelog, "1.2.3").unwrap_err().to_string();
+        assert_eq!(error, "CHANGELOG.md has no section [1.2.3] with text");
+        assert!(check(changelog, "0.1.0").is_ok());
     }
 
     #[test]
-    fn changelog_without_a_section_is_an_error() {
-        assert!(notes("## [Unreleased]\n\n## [0.1.0]\n- old", &Settings::example(), "d").is_err());
+    fn unreleased_changes_are_an_error_that_says_what_to_do() {
+        let changelog = "## [Unreleased]\n\n### Added\n\n- new\n\n## [1.2.3]\n\n- old\n";
+        let error = check(changelog, "1.2.3").unwrap_err().to_string();
+        assert!(error.contains("under [Unreleased]") && error.contains("[1.2.3]"), "{error}");
+        assert!(check(&changelog.replace("### Added\n\n- new\n", ""), "1.2.3").is_ok());
+    }
+
+    #[test]
+    fn changelog_of_the_repository_has_the_version_of_cargo_toml() {
+        let changelog = std::fs::read_to_string(xtask::workspace::root().join("CHANGELOG.md")).unwrap();
+        let version = Settings::read().unwrap().version;
+        assert!(notes(&changelog, &Settings { version, ..Settings::example() }, "d").is_ok());
     }
 }
