@@ -8,12 +8,15 @@ use proxy_userspace::{
     net::ProxyVariables,
     watch::{ApiSource, announce_dsr, ignore_api_requests, kube_client},
 };
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 use shunt_tests::apiserver::{ApiServer, Fault, Verb};
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
 use crate::scene::{DEADLINE, Scene, node, objects, patient, server_with};
 
+/// The manifests of the rights: the first object is the role.
+const RIGHTS: &str = include_str!("../../../deploy/components/dsr/rbac.yaml");
 const ADDRESSES: &str = "192.0.2.11:4790,[2001:db8::11]:4790";
 
 fn announcing(name: &str, value: &str) -> Value {
@@ -123,11 +126,19 @@ async fn an_announcement_is_repeated_until_the_server_takes_it() -> Result<()> {
     Ok(())
 }
 
+/// Returns the role of the component that a cluster with direct server return applies.
+fn role_of_the_component() -> Result<Value> {
+    let first = serde_yaml_ng::Deserializer::from_str(RIGHTS).next().context("no object")?;
+    let role = Value::deserialize(first)?;
+    assert_eq!(role["kind"], "ClusterRole");
+    Ok(role)
+}
+
 #[tokio::test]
-async fn an_announcement_needs_the_right_to_patch_nodes_and_no_other() -> Result<()> {
+async fn an_announcement_needs_the_right_of_the_component_and_no_other() -> Result<()> {
     let scene = Announcing::start().await?;
-    let role = |verb| json!({"rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": [verb]}]});
-    scene.server.grant_only(&role("watch"))?;
+    let others = json!({"rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["watch"]}]});
+    scene.server.grant_only(&others)?;
     scene.want(ADDRESSES)?;
     let refused = async {
         while scene.server.refused_requests().is_empty() {
@@ -136,7 +147,7 @@ async fn an_announcement_needs_the_right_to_patch_nodes_and_no_other() -> Result
     };
     timeout(DEADLINE, refused).await.context("nothing was refused")?;
     assert_eq!(scene.server.refused_requests()[0], "patch nodes of \"\": node1");
-    scene.server.grant_only(&role("patch"))?;
+    scene.server.grant_only(&role_of_the_component()?)?;
     scene.has(&json!({"others.example/a": "1", "shunt.dev/dsr": ADDRESSES})).await?;
     assert_eq!(scene.server.refused_requests(), Vec::<String>::new());
     assert_eq!(scene.server.unused_rights(), Vec::<String>::new());

@@ -10,7 +10,7 @@ use super::source::Source;
 use super::tree::{Node, Tree, gzip};
 
 /// Folders of manifests in `deploy`.
-const MANIFESTS: [&str; 2] = ["kubernetes/", "pods/"];
+const MANIFESTS: [&str; 3] = ["kubernetes/", "components/", "pods/"];
 const CHART: &str = "chart/shunt/";
 /// Media types of charts in registries.
 const CHART_CONFIG: &str = "application/vnd.cncf.helm.config.v1+json";

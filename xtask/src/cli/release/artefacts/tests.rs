@@ -88,6 +88,15 @@ fn checksums_are_of_all_other_files() {
     }
 }
 
+#[test]
+fn release_has_the_manifests_of_direct_server_return_unchanged() {
+    let files = made(&[Target::Amd64]);
+    for name in ["components/dsr/kustomization.yaml", "components/dsr/rbac.yaml"] {
+        let written = fs::read_to_string(workspace::root().join("deploy").join(name)).unwrap();
+        assert_eq!(text(&files, name), written, "{name}");
+    }
+}
+
 /// The setting in Cargo.toml is the only place of the name: everything in `deploy` must follow it.
 #[test]
 fn everything_in_deploy_has_the_image_and_the_repository_of_cargo_toml() {
