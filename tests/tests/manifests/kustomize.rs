@@ -6,11 +6,11 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use proxy_userspace::{
     config::{Config, ConfigFile, Environment, Flags},
     dataplane::Mode,
-    kernel::command::{Command, Launcher},
+    kernel::command::Command,
 };
 use serde_json::Value;
 
-use crate::{deploy, documents, manifests, object, objects};
+use crate::{deploy, documents, manifests, object, objects, render::launcher_of};
 
 /// The file that makes a folder one of kustomize.
 pub(crate) const FILE: &str = "kustomization.yaml";
@@ -80,8 +80,7 @@ fn configuration_of_the_overlay_is_accepted_without_warning() {
 
 /// Builds a folder with the kustomize in kubectl, if this machine has it.
 fn build(folder: &Path) -> Option<Vec<Value>> {
-    let launcher = Launcher::default();
-    launcher.find("kubectl")?;
+    let launcher = launcher_of("kubectl")?;
     let kubectl = Command::new("kubectl", &launcher).args(["kustomize"]).args([folder]);
     let text = kubectl.limit(Duration::from_mins(1)).run().expect("kustomize accepts it").stdout;
     Some(documents(&text))

@@ -18,10 +18,20 @@ pub(crate) fn templates(values: &Value) -> Vec<(String, String)> {
     templates.map(|(name, template)| (name, render(&template, values))).collect()
 }
 
+/// Returns a way to run a program that this machine may lack. Without it, the caller leaves a test
+/// out. The summary of `cargo xtask test` says so.
+pub(crate) fn launcher_of(program: &str) -> Option<Launcher> {
+    let launcher = Launcher::default();
+    if launcher.find(program).is_none() {
+        eprintln!("left out: {program} is missing");
+        return None;
+    }
+    Some(launcher)
+}
+
 /// Runs helm on the chart with these values, if this machine has it. Returns what it prints.
 pub(crate) fn helm(arguments: &[&str], values: &Value) -> Option<String> {
-    let launcher = Launcher::default();
-    launcher.find("helm")?;
+    let launcher = launcher_of("helm")?;
     let mut file = tempfile::NamedTempFile::with_suffix(".yaml").expect("a file");
     write!(file, "{values}").expect("written");
     let helm =

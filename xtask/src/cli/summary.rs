@@ -19,7 +19,11 @@ pub(crate) struct Outcome {
 
 /// All steps, displayed as the failures and a table with the totals as its last line.
 #[derive(Debug, Default)]
-pub(crate) struct Summary(Vec<Outcome>);
+pub(crate) struct Summary {
+    steps: Vec<Outcome>,
+    /// What was left out, and why.
+    pub(crate) left_out: Vec<String>,
+}
 
 impl Summary {
     /// Adds a step.
@@ -27,36 +31,37 @@ impl Summary {
         if !outcome.ok {
             outcome.counts.failed = outcome.counts.failed.max(1);
         }
-        self.0.push(outcome);
+        self.steps.push(outcome);
     }
 
     /// Appends all steps of another table.
     pub(crate) fn append(&mut self, other: Self) {
-        self.0.extend(other.0);
+        self.steps.extend(other.steps);
     }
 
     /// Returns all steps.
     pub(crate) fn steps(&self) -> impl Iterator<Item = &Outcome> {
-        self.0.iter()
+        self.steps.iter()
     }
 
     /// Returns the sum over all steps.
     pub(crate) fn totals(&self) -> Counts {
         let mut sum = Counts::default();
-        self.0.iter().for_each(|outcome| sum += outcome.counts);
+        self.steps.iter().for_each(|outcome| sum += outcome.counts);
         sum
     }
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Outcome { step, failures, .. } in &self.0 {
+        for Outcome { step, failures, .. } in &self.steps {
             for failure in failures {
                 writeln!(f, "{step}: {}\n", failure.join("\n    "))?;
             }
         }
+        self.left_out.iter().try_for_each(|why| writeln!(f, "left out: {why}\n"))?;
         writeln!(f, "{:<26}{:<8}{:>8}{:>8}{:>8}{:>9}", "step", "", "passed", "failed", "ignored", "time")?;
-        for Outcome { step, counts, ok, took, .. } in &self.0 {
+        for Outcome { step, counts, ok, took, .. } in &self.steps {
             let Counts { passed, failed, ignored } = counts;
             let ok = if *ok { "ok" } else { "FAILED" };
             let took = format!("{:.1} s", took.as_secs_f64());
@@ -98,6 +103,13 @@ mod tests {
         summary.add(Outcome { failures, ..outcome("kernel 5.10", 254, 1, false) });
         let text = summary.to_string();
         assert!(text.starts_with("kernel 5.10: links::one\n    no link after 30s\n\nstep "), "{text}");
+    }
+
+    #[test]
+    fn what_was_left_out_is_named_above_the_table() {
+        let left_out = vec!["helm is missing".to_owned()];
+        let text = Summary { left_out, ..Summary::default() }.to_string();
+        assert!(text.starts_with("left out: helm is missing\n\nstep "), "{text}");
     }
 
     #[test]

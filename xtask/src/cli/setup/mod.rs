@@ -23,8 +23,8 @@ pub(crate) use self::apt::{depends, unpack_all};
 pub(crate) use self::c_compiler::ensure_c;
 pub(crate) use self::tools::KEYRING;
 use self::tools::{
-    C_COMPILER, C_COMPILER_AMD64, C_COMPILER_ARM64, COMPONENTS, FUZZ_TOOLS, IMAGE_TOOLS, QEMU, QEMU_ARM64,
-    RELEASE_TOOLS, TEST_TOOLS, TOOLS, Tool, VM_ARM64_TOOLS, VM_TOOLS, WORLD_TOOLS,
+    C_COMPILER, C_COMPILER_AMD64, C_COMPILER_ARM64, COMPONENTS, FUZZ_TOOLS, IMAGE_TOOLS, OPTIONAL_TOOLS,
+    QEMU, QEMU_ARM64, RELEASE_TOOLS, TEST_TOOLS, TOOLS, Tool, VM_ARM64_TOOLS, VM_TOOLS, WORLD_TOOLS,
 };
 use super::progress::Progress;
 use super::release::Target;
@@ -113,6 +113,11 @@ pub(crate) fn ensure_world() -> Result<()> {
 /// Sets up what only `cargo xtask test` runs.
 pub(crate) fn ensure_tests() -> Result<()> {
     install_tools(&TEST_TOOLS)
+}
+
+/// Returns what tests leave out on this machine: a line for each tool that it lacks.
+pub(crate) fn left_out() -> Vec<String> {
+    OPTIONAL_TOOLS.iter().filter(|tool| tool.find().is_none()).map(Tool::explain).collect()
 }
 
 /// Sets up the parts of the Rust toolchain that check format and lints.

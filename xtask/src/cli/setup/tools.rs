@@ -117,6 +117,18 @@ pub(crate) const TEST_TOOLS: [Tool; 3] = [
     tool("chromium", "a test opens shunt's pages in it", "--version", &[&["chromium"]]),
 ];
 
+/// Tools that setup does not install, because not every Debian has a current package of them. Tests that need
+/// one are left out where it is missing, and the summary of `cargo xtask test` says so.
+pub(crate) const OPTIONAL_TOOLS: [Tool; 2] = [
+    tool(
+        "helm",
+        "tests compare its rendering of the chart with their own, and lint the chart with it",
+        "version",
+        &[],
+    ),
+    tool("kubectl", "tests build the base, the overlay and the component of kustomize with it", "help", &[]),
+];
+
 /// The tools that run the image of a release.
 pub(crate) const IMAGE_TOOLS: [Tool; 2] = [
     tool("containerd", "a test runs the image in it", "--version", &[&["containerd"]]),

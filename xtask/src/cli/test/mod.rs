@@ -16,7 +16,6 @@ use xtask::run;
 use xtask::{ebpf, workspace};
 
 use self::live::Live;
-#[cfg(test)]
 pub(crate) use self::plan::is_step;
 use self::plan::{Lane, Plan, Times, minutes};
 use self::step::{Step, verdict};
@@ -41,7 +40,10 @@ pub(crate) fn run(extent: Extent) -> Result<ExitCode> {
     let plan = plan(&suite, &times);
     eprintln!("{plan}about {} in all\n", minutes(plan.remaining(|_| false, GUESTS.into())));
     let live = Live::start(plan, GUESTS.into());
-    let summary = run_suite(suite, extent, &live)?;
+    let mut summary = run_suite(suite, extent, &live)?;
+    if extent != Extent::Quick {
+        summary.left_out = setup::left_out();
+    }
     drop(live);
     println!("\n{summary}");
     let code = if summary.totals().failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE };

@@ -181,7 +181,7 @@ impl Suite {
         guests.insert(0, ipvs_step()?);
         let build = vec![Step::plain("build", steps::build_world()?)];
         // Last, because another step builds the tests at the same time.
-        let host = [packets()?, vec![tests()]].concat();
+        let host = [vec![demo()], packets()?, vec![tests()]].concat();
         Ok(Self { build, host, beside: [checks()?, daemons()].concat(), guests })
     }
 
@@ -263,6 +263,11 @@ fn this() -> Result<Run> {
 /// Returns the build of all that `cargo test` runs, and of the programs that no test starts.
 fn build_tests() -> Run {
     steps::cargo_with_lints(LONG).args(["build", "--all-targets"])
+}
+
+/// Returns the demo, with the optimised programs that the other steps use.
+fn demo() -> Step {
+    Step::plain("demo", world_program("demo", "ebpf").limit(steps::SHORT))
 }
 
 fn tests() -> Step {
