@@ -5,6 +5,7 @@ mod chart;
 mod direct_return;
 mod golden;
 mod kustomize;
+mod migration;
 mod render;
 
 use std::{fs, net::IpAddr, path::Path};

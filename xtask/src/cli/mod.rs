@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod chart;
+mod checks;
 mod conformance;
 mod counts;
 #[cfg(test)]

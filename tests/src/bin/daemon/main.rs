@@ -5,6 +5,7 @@ mod auto;
 mod bpffs;
 mod browser;
 mod bundle;
+mod commands;
 mod doctor;
 mod explained;
 mod give_back;
@@ -80,6 +81,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("statusz", pages::statusz_names_mode_link_path_and_socket_scope),
     ("impostor", verbs::an_answer_of_another_user_is_not_believed),
     ("verbs", verbs::get_and_explain_answer_on_the_node),
+    ("commands", commands::commands_of_the_pages_work_on_a_node),
     ("affinity", lists::clients_with_affinity_are_listed),
     ("connections", lists::connections_and_flows_are_selected),
     ("drift", lists::drift_is_named),

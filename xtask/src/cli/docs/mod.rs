@@ -1,5 +1,6 @@
 //! `cargo xtask docs`: builds the pages as a book, and checks their links, paths and commands.
 
+mod commands;
 mod links;
 mod pages;
 
@@ -51,7 +52,7 @@ pub(crate) fn run() -> Result<()> {
     let (links, mut problems) = links::check(&book)?;
     let (commands, wrong) = pages::check_commands(&pages);
     let (paths, missing) = pages::check_paths(&pages);
-    problems.extend([wrong, missing].concat());
+    problems.extend([wrong, missing, commands::check(&pages)?].concat());
     ensure!(problems.is_empty(), "the documents are wrong:\n{}", problems.join("\n"));
     println!("{} pages: {links} links, {commands} commands and {paths} paths are right", pages.len());
     println!("{}", book.join("index.html").display());

@@ -87,6 +87,11 @@ fn paths(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+/// Returns the commands of a page.
+pub(super) fn commands_of(text: &str) -> Vec<String> {
+    blocks(text).iter().flat_map(|block| commands(block)).collect()
+}
+
 /// Returns the text of each block that is marked `sh`.
 fn blocks(text: &str) -> Vec<String> {
     let mut blocks = Vec::new();
@@ -179,8 +184,7 @@ mod tests {
     #[test]
     fn only_blocks_marked_sh_are_commands() {
         let text = "```text\nno command\n```\n\n```sh\ncargo xtask test  # all\n# nothing\nls \\\n  x\n```\n";
-        let found: Vec<String> = blocks(text).iter().flat_map(|block| commands(block)).collect();
-        assert_eq!(found, ["cargo xtask test", "ls    x"]);
+        assert_eq!(commands_of(text), ["cargo xtask test", "ls    x"]);
     }
 
     #[test]
