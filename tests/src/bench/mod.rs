@@ -33,6 +33,7 @@ pub use self::{
     paths::Path,
     protocol::{BenchRequest, Workload},
     report::Report,
+    targets::sizes,
 };
 use crate::{
     runner::{Cluster, IptablesVariant, Manifests, Proxy},
@@ -195,7 +196,7 @@ impl Bench {
                 }
             }
         }
-        report.check_targets();
+        report.check_targets(self);
         Ok(report)
     }
 

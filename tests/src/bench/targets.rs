@@ -6,6 +6,7 @@ use std::{fmt, ops::Range};
 use serde::Serialize;
 
 use super::{
+    Bench, Part,
     changes::ChangeResult,
     memory::{API, Memory},
     paths::Path,
@@ -13,7 +14,9 @@ use super::{
     report::Report,
 };
 
-/// The number of Services of a large cluster, and of the largest one that has targets.
+/// The number of Services of a small cluster, of a large one, and of the largest one that has
+/// targets.
+const SMALL: usize = 10;
 const LARGE: usize = 10_000;
 const LARGEST: usize = 30_000;
 /// Ranges of numbers of Services.
@@ -22,7 +25,7 @@ const LARGE_ONES: Range<usize> = LARGE..LARGEST;
 const LARGEST_ONES: Range<usize> = LARGEST..usize::MAX;
 
 /// A limit of one measured value.
-struct Target {
+pub(super) struct Target {
     mode: &'static str,
     what: Measured,
     /// The numbers of Services with which it applies.
@@ -107,8 +110,10 @@ pub(super) enum TargetOutcome {
     GoalMissed,
     /// The promise does not hold.
     Missed,
-    /// The path does not answer, or was not measured.
+    /// The path does not answer, or no number of Services fits.
     NotMeasured,
+    /// The command line chose other parts, paths or workloads.
+    Excluded,
 }
 
 /// A target and the measured value.
@@ -121,6 +126,13 @@ pub(super) struct TargetResult {
     pub(super) verdict: TargetOutcome,
 }
 
+impl TargetOutcome {
+    /// Returns true if `--check` accepts it.
+    pub(super) fn is_acceptable(self) -> bool {
+        !matches!(self, Self::Missed | Self::NotMeasured)
+    }
+}
+
 impl fmt::Display for TargetOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -128,21 +140,46 @@ impl fmt::Display for TargetOutcome {
             Self::GoalMissed => "reached, but not its goal",
             Self::Missed => "missed",
             Self::NotMeasured => "not measured",
+            Self::Excluded => "not chosen",
         })
     }
 }
 
 /// Compares a report with the targets of its mode. If a value was measured with several numbers of
 /// Services, the worst one counts.
-pub(super) fn check(report: &Report) -> Vec<TargetResult> {
-    TARGETS.iter().filter(|target| target.mode == report.mode).map(|target| target.check(report)).collect()
+pub(super) fn check(report: &Report, bench: &Bench) -> Vec<TargetResult> {
+    of_mode(&report.mode).map(|target| target.check(report, bench)).collect()
+}
+
+/// Returns the targets of a mode.
+pub(super) fn of_mode(mode: &str) -> impl Iterator<Item = &'static Target> {
+    TARGETS.iter().filter(move |target| target.mode == mode)
+}
+
+/// Returns the numbers of Services with which every target of a mode is measured.
+pub fn sizes(mode: &str) -> Vec<usize> {
+    let mut sizes: Vec<usize> = of_mode(mode).map(|target| target.services.start.max(SMALL)).collect();
+    sizes.push(SMALL);
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+/// Returns the other modes that have targets.
+pub(super) fn other_modes(mode: &str) -> Vec<&'static str> {
+    let mut modes: Vec<&str> = TARGETS.iter().map(|target| target.mode).collect();
+    modes.sort_unstable();
+    modes.dedup();
+    modes.retain(|other| *other != mode);
+    modes
 }
 
 impl Target {
-    fn check(&self, report: &Report) -> TargetResult {
+    fn check(&self, report: &Report, bench: &Bench) -> TargetResult {
         let measured = self.what.worst(report, &self.services);
         let holds = |limit| measured.map(|value| self.what.holds(value, limit));
         let verdict = match (holds(self.promise), self.goal.and_then(holds)) {
+            (None, _) if !self.what.is_chosen(bench) => TargetOutcome::Excluded,
             (None, _) => TargetOutcome::NotMeasured,
             (Some(false), _) => TargetOutcome::Missed,
             (Some(true), Some(false)) => TargetOutcome::GoalMissed,
@@ -193,6 +230,24 @@ impl fmt::Display for Source {
 }
 
 impl Measured {
+    /// Returns true if the benchmark measures it.
+    fn is_chosen(self, bench: &Bench) -> bool {
+        let part = match self {
+            Self::Path(path) => {
+                if !bench.paths.contains(&path) || !bench.workloads.contains(&Workload::ConnectRequestClose) {
+                    return false;
+                }
+                Part::Data
+            }
+            Self::Change(_) => Part::Changes,
+            Self::Restart => Part::Restart,
+            Self::Settled(_) | Self::Peak(_) | Self::Maps => Part::Memory,
+            Self::Floods => Part::Floods,
+            Self::Rollout => Part::Rollout,
+        };
+        bench.parts.contains(&part)
+    }
+
     /// Returns true if a value keeps a limit.
     fn holds(self, value: f64, limit: f64) -> bool {
         match self {
@@ -295,83 +350,4 @@ pub(super) fn mebibytes(kib: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::{super::kernel_maps::KernelMap, *};
-
-    fn memory(services: usize, source: &'static str, mib: u64) -> Memory {
-        let maps = vec![KernelMap { name: "flows".to_owned(), kib: mib }];
-        Memory { services, source, settled_kib: mib << 10, peak_kib: mib << 11, anonymous_kib: 0, maps }
-    }
-
-    fn outcome(report: &Report, what: &str) -> Option<TargetOutcome> {
-        let results = check(report);
-        let mut names = results.iter().map(|result| &result.what);
-        assert!(names.any(|name| name == what), "{what}: no such target");
-        results.iter().find(|result| result.what == what).map(|result| result.verdict)
-    }
-
-    #[test]
-    fn target_of_the_largest_cluster_is_that_of_the_api_source() {
-        let mut report = Report::new("ebpf");
-        report.memory =
-            vec![memory(10_000, API, 40), memory(30_000, "manifests", 120), memory(30_000, API, 80)];
-        let of = |what: &str| outcome(&report, what);
-        assert_eq!(of("RSS settled, 10,000 Services"), Some(TargetOutcome::Reached));
-        assert_eq!(of("RSS settled from the API, 30,000 Services"), Some(TargetOutcome::Reached));
-        assert_eq!(of("RSS peak from the API, 30,000 Services"), Some(TargetOutcome::Missed));
-        assert_eq!(of("restart, median, 30,000 Services"), Some(TargetOutcome::NotMeasured));
-    }
-
-    #[test]
-    fn missed_goal_does_not_break_the_promise() {
-        let mut report = Report::new("ebpf");
-        report.memory = vec![memory(10_000, API, 40)];
-        report.memory[0].settled_kib = 55 << 10;
-        report.check_targets();
-        let settled = "RSS settled, 10,000 Services";
-        assert_eq!(outcome(&report, settled), Some(TargetOutcome::GoalMissed));
-        assert!(report.meets_all_targets());
-    }
-
-    #[test]
-    fn smaller_clusters_do_not_count_for_the_largest() {
-        let mut report = Report::new("nftables");
-        report.memory = vec![memory(10_000, API, 400)];
-        let peak = "RSS peak, 30,000 Services";
-        assert_eq!(outcome(&report, peak), Some(TargetOutcome::NotMeasured));
-    }
-
-    #[test]
-    fn goals_are_harder_than_promises() {
-        for target in TARGETS {
-            let Some(goal) = target.goal else { continue };
-            let is_harder =
-                target.what.holds(goal, target.promise) && !target.what.holds(target.promise, goal);
-            assert!(is_harder, "{}", target.name());
-        }
-    }
-
-    /// Returns the targets that SPECIFICATION.md names: rows whose last cell has
-    /// "bench `MODE: NAME`", with the promise and the goal in the second and third cell.
-    fn specified() -> BTreeSet<[String; 3]> {
-        let text = include_str!("../../../SPECIFICATION.md");
-        let cells = |line: &str| -> Option<[String; 3]> {
-            let cells: Vec<&str> = line.strip_prefix('|')?.split('|').map(str::trim).collect();
-            let [_, promise, goal, .., check, _] = cells[..] else { return None };
-            let name = check.split("bench `").nth(1)?.split('`').next()?;
-            Some([name, promise, goal].map(str::to_owned))
-        };
-        text.lines().filter_map(cells).collect()
-    }
-
-    #[test]
-    fn the_specification_has_every_target_with_its_numbers() {
-        let row = |target: &Target| {
-            let goal = target.goal.map(|goal| target.what.limit(goal)).unwrap_or_default();
-            [format!("{}: {}", target.mode, target.name()), target.what.limit(target.promise), goal]
-        };
-        assert_eq!(specified(), TARGETS.iter().map(row).collect());
-    }
-}
+mod tests;

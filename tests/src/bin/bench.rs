@@ -5,10 +5,13 @@ use std::{fs, path::PathBuf, process::ExitCode};
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use shunt_tests::{
-    bench::{Bench, Effort, Part, Path, Way, Workload},
+    bench::{self, Bench, Effort, Part, Path, Way, Workload},
     process,
     runner::IptablesVariant,
 };
+
+/// The numbers of Services, if the command line has none and nothing is checked.
+const SIZES: [usize; 2] = [10, 10_000];
 
 /// Measures the cost of Services compared with direct connections, the cost of a change, and the
 /// memory of the proxy.
@@ -20,8 +23,8 @@ struct Arguments {
     /// The iptables variant that the node signals, as the kubelet does.
     #[arg(long)]
     iptables: Option<IptablesVariant>,
-    /// Numbers of Services to measure with.
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "10,10000")]
+    /// Numbers of Services to measure with [default: 10,10000; with --check those of the promises].
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
     services: Vec<usize>,
     /// Measure only these parts.
     #[arg(long, value_name = "PART,...", value_delimiter = ',')]
@@ -38,7 +41,8 @@ struct Arguments {
     /// Measure everything briefly, to see that it works.
     #[arg(long)]
     quick: bool,
-    /// Exit with an error if a promise of SPECIFICATION.md does not hold.
+    /// Exit with an error if a promise of SPECIFICATION.md does not hold, or was not measured. Those
+    /// of parts, paths and workloads that were not chosen do not count.
     #[arg(long)]
     check: bool,
     /// The binary of the proxy.
@@ -54,7 +58,12 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<bool> {
-    for services in &arguments.services {
+    let services = match (arguments.services, arguments.check) {
+        (given, _) if !given.is_empty() => given,
+        (_, true) => bench::sizes(&arguments.mode),
+        (_, false) => SIZES.to_vec(),
+    };
+    for services in &services {
         // Cluster IPs of the test world have 16 bits. There are four times as many pods, and they
         // do not all fit into the pod range. That does no harm, because only the pods of the
         // measured Service receive connections.
@@ -64,7 +73,7 @@ fn run(arguments: Arguments) -> Result<bool> {
         shunt: arguments.shunt.canonicalize().context("--shunt")?,
         mode: arguments.mode,
         iptables: arguments.iptables,
-        services: arguments.services,
+        services,
         parts: chosen_or_all(arguments.only, &Part::ALL),
         paths: chosen_or_all(arguments.paths, &Path::ALL),
         ways: chosen_or_all(arguments.ways, &Way::ALL),

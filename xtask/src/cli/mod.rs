@@ -194,7 +194,8 @@ struct Bench {
     /// The iptables that the node uses: nft or legacy.
     #[arg(long)]
     iptables: Option<String>,
-    /// Numbers of Services to measure with [default: 10,10000].
+    /// Numbers of Services to measure with [default: 10,10000; with --check those of the promises,
+    /// 10,10000,30000].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     services: Vec<usize>,
     /// Measure only these parts: data, outside, packets, maglev, foreign, changes, memory, restart,
@@ -216,7 +217,8 @@ struct Bench {
     /// Measure briefly, to see that everything works.
     #[arg(long)]
     quick: bool,
-    /// Fail if a promise of SPECIFICATION.md does not hold.
+    /// Fail if a promise of SPECIFICATION.md for this mode does not hold, or was not measured. Those
+    /// of parts, paths and workloads that were not chosen do not count.
     #[arg(long)]
     check: bool,
     /// Measure changes, memory and restarts in the modes ebpf and nftables with 10, 1,000, 10,000

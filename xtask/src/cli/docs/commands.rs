@@ -6,7 +6,7 @@ use super::{Page, pages};
 use crate::cli::checks::{self, Check, Sources};
 
 /// The page with the table.
-const TABLE: &str = "docs/commands.md";
+pub(super) const TABLE: &str = "docs/commands.md";
 /// What may take the place of a check: the start of a cell, with a reason behind it.
 const REASONS: [&str; 2] = ["not possible here: ", "by hand: "];
 
@@ -30,7 +30,7 @@ fn problems(table: &str, pages: &[Page], sources: &Sources) -> Result<Vec<String
     let mut problems = Vec::new();
     let mut used = vec![false; rows.len()];
     for page in pages {
-        for command in pages::commands_of(&page.text) {
+        for command in pages::commands_of(page) {
             match rows.iter().position(|row| matches(row.pattern, &command)) {
                 Some(row) => used[row] = true,
                 None => problems.push(format!("  {}: {TABLE} has no row for {command}", page.path)),

@@ -54,11 +54,11 @@ pub(super) fn check_commands(pages: &[Page]) -> (usize, Vec<String>) {
             if let Err(error) = Run::new("bash").args(["-n", "-c", &block]).read() {
                 wrong.push(format!("  {}: bash does not read {block:?}: {error:#}", page.path));
             }
-            for command in commands(&block) {
-                count += 1;
-                if let Err(problem) = judge(&command) {
-                    wrong.push(format!("  {}: {command}: {problem}", page.path));
-                }
+        }
+        for command in commands_of(page) {
+            count += 1;
+            if let Err(problem) = judge(&command) {
+                wrong.push(format!("  {}: {command}: {problem}", page.path));
             }
         }
     }
@@ -87,9 +87,13 @@ fn paths(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the commands of a page.
-pub(super) fn commands_of(text: &str) -> Vec<String> {
-    blocks(text).iter().flat_map(|block| commands(block)).collect()
+/// Returns the commands of a page: those of blocks, and those of cargo in tables.
+pub(super) fn commands_of(page: &Page) -> Vec<String> {
+    let of_blocks = blocks(&page.text);
+    let of_blocks = of_blocks.iter().flat_map(|block| commands(block));
+    let rows = page.text.lines().filter(|line| line.starts_with('|') && page.path != super::commands::TABLE);
+    let cells = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
+    of_blocks.chain(cells.filter(|cell| cell.starts_with("cargo ")).map(str::to_owned)).collect()
 }
 
 /// Returns the text of each block that is marked `sh`.
@@ -182,9 +186,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_blocks_marked_sh_are_commands() {
-        let text = "```text\nno command\n```\n\n```sh\ncargo xtask test  # all\n# nothing\nls \\\n  x\n```\n";
-        assert_eq!(commands_of(text), ["cargo xtask test", "ls    x"]);
+    fn commands_are_in_blocks_marked_sh_and_in_tables() {
+        let text = "```text\nno command\n```\n\n```sh\ncargo xtask test  # all\n# nothing\nls \\\n  x\n```\n\
+                    | `x` | `cargo fmt` |\n`cargo run`\n";
+        let page = |path: &str| Page { path: path.into(), text: text.into() };
+        assert_eq!(commands_of(&page("a.md")), ["cargo xtask test", "ls    x", "cargo fmt"]);
+        assert_eq!(commands_of(&page(super::super::commands::TABLE)).len(), 2, "its cells are patterns");
     }
 
     #[test]
