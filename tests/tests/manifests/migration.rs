@@ -1,4 +1,4 @@
-//! Checks the patches of docs/migration.md: what they make of the DaemonSets.
+//! Checks the patches of docs/migration.md: what they make of a `DaemonSet`.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{check, deploy, documents, objects, page, render::launcher_of};
 
-/// The part of kube-proxy's DaemonSet that the patches need.
+/// The part of kube-proxy's `DaemonSet` that the patches need.
 const KUBE_PROXY: &str = "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: kube-proxy, namespace: kube-system}, \
      spec: {selector: {matchLabels: {k8s-app: kube-proxy}}, template: {metadata: {labels: {k8s-app: kube-proxy}}, \
      spec: {nodeSelector: {kubernetes.io/os: linux}, containers: [{name: kube-proxy, image: x}]}}}}";

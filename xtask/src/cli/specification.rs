@@ -1,5 +1,5 @@
 //! Checks that each promise of SPECIFICATION.md names a check that exists. The numbers of the
-//! benchmark are compared with its targets in `bench/targets.rs`.
+//! benchmark are compared with its targets in `bench/targets/mod.rs`.
 
 use std::fs;
 

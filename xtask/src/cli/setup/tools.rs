@@ -106,7 +106,7 @@ pub(crate) const FUZZ_TOOLS: [Tool; 1] =
     [tool("c++", "fuzz targets contain libFuzzer, which is C++", "--version", &[&["g++"]])];
 
 /// The tools that only `cargo xtask test` runs.
-pub(crate) const TEST_TOOLS: [Tool; 3] = [
+pub(crate) const TEST_TOOLS: [Tool; 6] = [
     tool(
         "promtool",
         "tests check metrics and alerts with it, and run Prometheus",
@@ -115,6 +115,9 @@ pub(crate) const TEST_TOOLS: [Tool; 3] = [
     ),
     tool("tshark", "tests read captured packets with it", "--version", &[&["tshark"]]),
     tool("chromium", "a test opens shunt's pages in it", "--version", &[&["chromium"]]),
+    tool("curl", "a test runs the commands of the documents", "--version", &[&["curl"]]),
+    tool("sysctl", "a test runs the commands of the documents", "--version", &[&["procps"]]),
+    tool("zstd", "a test runs the commands of the documents", "--version", &[&["zstd"]]),
 ];
 
 /// Tools that setup does not install, because not every Debian has a current package of them. Tests that need

@@ -35,7 +35,7 @@ const EXPECTED: [(&str, u64); 47] = [
     ("conformance API", 105),
     ("conformance API nftables", 17),
     ("conformance API iptables", 21),
-    ("daemon", 535),
+    ("daemon", 560),
     ("daemon nftables", 40),
     ("daemon iptables", 20),
     ("restarts nftables", 5),
