@@ -63,10 +63,17 @@ fn jobs_that_run_setup_are_in_a_container_of_debian() -> Result<()> {
         assert!(is_debian(container) || is_debian(&container["image"]), "{job:?}");
         let is_privileged = container["options"].as_str() == Some("--privileged");
         assert_eq!(is_privileged, commands_of(job).iter().any(|command| command == ".ci/run"));
+        let actions: Vec<&str> = job["steps"]
+            .as_sequence()
+            .into_iter()
+            .flatten()
+            .filter_map(|step| step["uses"].as_str())
+            .collect();
+        assert!(actions.contains(&"./.github/actions/rust"), "{actions:?}");
         checked += 1;
     }
     assert_eq!(checked, 3);
-    Ok(())
+    read(".github/actions/rust/action.yaml").map(drop)
 }
 
 #[test]
