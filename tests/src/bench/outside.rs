@@ -72,9 +72,16 @@ pub enum Way {
     XdpGeneric,
     /// The same, in the driver.
     XdpNative,
+    /// No proxy: XDP sends frames back as they are. No XDP program can be faster here. Only for packets
+    /// of the kernel.
+    XdpBare,
     /// The proxy in mode ebpf on both nodes, with direct server return. Only for an endpoint on
     /// another node.
     Dsr,
+    /// The same, and whole flows take the direct path.
+    DsrWhole,
+    /// As [`Way::Dsr`], and answers go back through the tunnel.
+    DsrReturn,
 }
 
 /// Where the endpoint is.
@@ -98,7 +105,7 @@ pub(super) struct OutsideResult {
 impl Way {
     /// All ways. Conntrack translates connections in the last three. Afterwards the kernel tracks
     /// connections for a while.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::Routed,
         Self::Default,
         Self::Masquerading,
@@ -106,7 +113,10 @@ impl Way {
         Self::Whole,
         Self::XdpGeneric,
         Self::XdpNative,
+        Self::XdpBare,
         Self::Dsr,
+        Self::DsrWhole,
+        Self::DsrReturn,
         Self::KernelNat,
         Self::Nftables,
         Self::Programs,
@@ -124,18 +134,25 @@ impl Way {
             Self::Whole => "ebpf, direct, whole",
             Self::XdpGeneric => "ebpf, generic XDP",
             Self::XdpNative => "ebpf, native XDP",
+            Self::XdpBare => "XDP, frames sent back",
             Self::Dsr => "ebpf, DSR",
+            Self::DsrWhole => "ebpf, DSR, whole",
+            Self::DsrReturn => "ebpf, DSR, return",
         }
     }
 
+    const fn is_dsr(self) -> bool {
+        matches!(self, Self::Dsr | Self::DsrWhole | Self::DsrReturn)
+    }
+
     const fn is_xdp(self) -> bool {
-        matches!(self, Self::XdpGeneric | Self::XdpNative)
+        matches!(self, Self::XdpGeneric | Self::XdpNative | Self::XdpBare)
     }
 
     /// Returns mode and configuration of the proxy, unless this way has none.
     pub(super) fn proxy(self) -> Result<Option<(&'static str, Mapping)>> {
         let shunt = match self {
-            Self::Routed | Self::KernelNat => return Ok(None),
+            Self::Routed | Self::KernelNat | Self::XdpBare => return Ok(None),
             Self::Nftables => return Ok(Some(("nftables", Mapping::new()))),
             Self::Default => return Ok(Some(("ebpf", Mapping::new()))),
             Self::Programs => "links: {path: programs}",
@@ -145,6 +162,10 @@ impl Way {
             Self::XdpGeneric => "links: {path: direct, masquerade: programs, xdp: generic}",
             Self::XdpNative => "links: {path: direct, masquerade: programs, xdp: native}",
             Self::Dsr => "dsr: {enabled: true}",
+            Self::DsrWhole => {
+                "dsr: {enabled: true}, links: {path: direct, direct: whole, masquerade: programs}"
+            }
+            Self::DsrReturn => "dsr: {enabled: true, return: tunnel}",
         };
         Ok(Some(("ebpf", serde_yaml_ng::from_str(&format!("{{shunt: {{{shunt}}}}}"))?)))
     }
@@ -258,13 +279,13 @@ pub(super) fn measure(
         if let Some((mode, fields)) = &service {
             proxy.set_mode(mode, fields)?;
             proxy.start(world)?;
-            if way == Way::Dsr {
+            if way.is_dsr() {
                 other.set_mode(mode, fields)?;
                 other.start(world)?;
             }
         }
-        for length in Length::ALL.into_iter().filter(|length| way != Way::Dsr || *length == Length::OtherNode)
-        {
+        let lengths = Length::ALL.into_iter();
+        for length in lengths.filter(|length| !way.is_dsr() || *length == Length::OtherNode) {
             for &workload in workloads {
                 let ratio = compare(world, way, length, workload, effort)?;
                 results.push(OutsideResult { way, length, workload, ratio });
@@ -273,7 +294,7 @@ pub(super) fn measure(
         if way == Way::KernelNat {
             world.run(Host::Node1, "nft delete table ip bench")?;
         }
-        if way == Way::Dsr {
+        if way.is_dsr() {
             other.stop()?;
             other.clean_up(world)?;
         }

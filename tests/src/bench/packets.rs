@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::net::if_::if_nametoindex;
 use proxy_userspace::kernel::bpf::{
-    live_frames::{Datagrams, Fate, Generator},
+    live_frames::{Datagrams, Fate, Generator, Receiver},
     programs,
 };
 use serde::Serialize;
@@ -27,7 +27,7 @@ use super::{
     Effort, cluster,
     outside::Way,
     paths::{self, NODE},
-    protocol::{BenchRequest, BenchResponse, PacketBurst, Workload},
+    protocol::{BenchRequest, BenchResponse, FrameReceiver, PacketBurst, Workload},
     ratio::{Ratio, quantile},
 };
 use crate::{
@@ -166,8 +166,9 @@ pub(super) fn measure(
         let sender = Sender::to(world, way)?;
         sender.begin_flows(world)?;
         world.run_on_bridge(DROP)?;
-        let sink =
-            (way == Way::XdpNative).then(|| world.attach_to_port(Host::Node1, Fate::Drop)).transpose()?;
+        let sink = (sender.receiver != FrameReceiver::Stack)
+            .then(|| world.attach_to_port(Host::Node1, Fate::Drop))
+            .transpose()?;
         for flows in [Flows::Many, Flows::One] {
             results.push(sender.compare(world, way, flows, effort.pairs)?);
         }
@@ -235,7 +236,7 @@ struct Sender {
     router: [u8; 6],
     client: [u8; 6],
     to: SocketAddrV4,
-    is_native: bool,
+    receiver: FrameReceiver,
 }
 
 impl Sender {
@@ -249,7 +250,11 @@ impl Sender {
             router: world.hardware_address(Host::Router)?,
             client: world.hardware_address(Host::Client)?,
             to,
-            is_native: way == Way::XdpNative,
+            receiver: match way {
+                Way::XdpNative => FrameReceiver::Proxy,
+                Way::XdpBare => FrameReceiver::Link,
+                _ => FrameReceiver::Stack,
+            },
         })
     }
 
@@ -271,10 +276,10 @@ impl Sender {
     /// Sends a datagram of each flow until its endpoint has answered and the node has learned it.
     fn begin_flows(&self, world: &mut World) -> Result<()> {
         for _ in 0..3 {
-            send(world, Host::Node1, (&self.to_node(MANY), self.is_native), (BURST, MANY / BURST), PAUSE)?;
+            send(world, Host::Node1, (&self.to_node(MANY), self.receiver), (BURST, MANY / BURST), PAUSE)?;
             thread::sleep(LEARNING);
         }
-        send(world, Host::Router, (&self.to_router(1), false), (1, 3), PAUSE).map(drop)
+        send(world, Host::Router, (&self.to_router(1), FrameReceiver::Stack), (1, 3), PAUSE).map(drop)
     }
 
     fn compare(&self, world: &mut World, way: Way, flows: Flows, pairs: usize) -> Result<PacketsResult> {
@@ -282,13 +287,13 @@ impl Sender {
         let mut rates = Vec::new();
         if flows == Flows::Many {
             for _ in 0..LEARNING_ROUNDS {
-                rate(world, Host::Node1, (&node, self.is_native))?;
+                rate(world, Host::Node1, (&node, self.receiver))?;
             }
         }
         // The first round fills caches.
         for round in 0..=pairs {
-            let clean = rate(world, Host::Router, (&router, false))?;
-            let measured = rate(world, Host::Node1, (&node, self.is_native))?;
+            let clean = rate(world, Host::Router, (&router, FrameReceiver::Stack))?;
+            let measured = rate(world, Host::Node1, (&node, self.receiver))?;
             rates.extend((round > 0).then_some((measured, clean)));
         }
         let per_second = median(rates.iter().map(|(measured, _)| *measured))?;
@@ -304,7 +309,7 @@ impl Sender {
                 let to = SocketAddrV4::new(NODE, port);
                 first += ROUND;
                 let datagrams = Datagrams { to, first, ..self.to_node(ALL_NEW) };
-                rate(world, Host::Node1, (&datagrams, false))
+                rate(world, Host::Node1, (&datagrams, FrameReceiver::Stack))
             };
             let with_random = measure(RANDOM_NODE_PORT)?;
             let with_table = measure(MAGLEV_NODE_PORT)?;
@@ -322,7 +327,7 @@ fn median(rates: impl Iterator<Item = f64>) -> Result<f64> {
 }
 
 /// Lets an agent send one round. Returns packets a second.
-fn rate(world: &mut World, host: Host, datagrams: (&Datagrams, bool)) -> Result<f64> {
+fn rate(world: &mut World, host: Host, datagrams: (&Datagrams, FrameReceiver)) -> Result<f64> {
     let (per_second, share) = send(world, host, datagrams, (ROUND, 1), Duration::ZERO)?;
     ensure!(share >= FORWARDED, "{host} forwarded {share:.3} of its packets");
     Ok(per_second)
@@ -332,11 +337,11 @@ fn rate(world: &mut World, host: Host, datagrams: (&Datagrams, bool)) -> Result<
 fn send(
     world: &mut World,
     host: Host,
-    (datagrams, is_native): (&Datagrams, bool),
+    (datagrams, receiver): (&Datagrams, FrameReceiver),
     (packets, bursts): (u32, u32),
     pause: Duration,
 ) -> Result<(f64, f64)> {
-    let burst = PacketBurst { datagrams: *datagrams, packets, bursts, pause, is_native };
+    let burst = PacketBurst { datagrams: *datagrams, packets, bursts, pause, receiver };
     match world.agent(host)?.bench(BenchRequest::Packets(burst), TIMEOUT)? {
         BenchResponse::Sent { per_second, share } => Ok((per_second, share)),
         other => bail!("packets of {host}: {other:?}"),
@@ -345,12 +350,16 @@ fn send(
 
 /// Sends bursts, in an agent.
 pub(super) fn send_here(burst: &PacketBurst) -> Result<BenchResponse> {
-    let PacketBurst { datagrams, packets, bursts, pause, is_native } = *burst;
+    let PacketBurst { datagrams, packets, bursts, pause, receiver } = *burst;
     ensure!(packets > 0, "no packets");
     super::load::pin_to_last_cpu()?;
     let link = if_nametoindex(LINK).context(LINK)?;
-    let to = is_native.then(xdp_program).transpose()?;
-    let to = to.as_ref().map(|program| program.as_fd());
+    let program = (receiver == FrameReceiver::Proxy).then(xdp_program).transpose()?;
+    let to = match &program {
+        Some(program) => Receiver::Program(program.as_fd()),
+        None if receiver == FrameReceiver::Link => Receiver::Link,
+        None => Receiver::Stack,
+    };
     let generator = Generator::load(&datagrams, to).context("load XDP")?;
     let (before, began) = (packets_sent()?, Stopwatch::start());
     for _ in 0..bursts {

@@ -30,8 +30,19 @@ pub struct PacketBurst {
     pub bursts: u32,
     /// The pause after each.
     pub pause: Duration,
-    /// The proxy's XDP program gets them as if the driver of the link ran it.
-    pub is_native: bool,
+    /// What gets them.
+    pub receiver: FrameReceiver,
+}
+
+/// What gets the frames that the kernel makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FrameReceiver {
+    /// The stack.
+    Stack,
+    /// The proxy's XDP program, as if the driver of the link ran it.
+    Proxy,
+    /// The link on which they come in.
+    Link,
 }
 
 /// The kind of an operation.

@@ -1,7 +1,10 @@
-//! The node that the client reached sends on what the endpoint's node sent back through the tunnel.
+//! Packets from the tunnel that the program sends on without the stack.
 //!
+//! The node that the client reached sends on what the endpoint's node sent back through the tunnel.
 //! The kernel would drop a packet whose source is an address of this node, as of node ports. So the
 //! program asks for the route, and netfilter does not see the packet, nor did it see the client's.
+//!
+//! The endpoint's node sends on the packets of whole flows ([`direct::is_whole`]).
 
 use super::{longest_to, segments};
 use crate::{
@@ -19,16 +22,39 @@ pub(super) fn forward<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packe
     if !is_reply(frame, tables, packet) {
         return count_drop(tables, Counter::TunnelRefused);
     }
+    let outcome = send_on(frame, tables, packet, false);
+    if matches!(outcome, Outcome::Redirect) {
+        tables.count(Counter::ReplyForwarded);
+        Notes::leave(frame, Notes::FORWARDED);
+    }
+    outcome
+}
+
+/// Handles a packet of a whole flow, which is translated. `packet` is read again.
+#[inline(never)]
+pub(super) fn deliver<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut Packet) -> Outcome {
+    let is_plain = packet.read(frame).is_some()
+        && packet.has_plain_header()
+        && matches!(packet.fragment, Fragment::Whole)
+        && frame.mark() == 0;
+    if is_plain { send_on(frame, tables, packet, true) } else { Outcome::Proceed }
+}
+
+/// Sends a packet out on the link to which the kernel would forward it, or only if that is a link of
+/// the direct path. [`Outcome::Proceed`] sends it through the stack.
+#[inline(never)]
+fn send_on<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, only_direct: bool) -> Outcome {
     let mut route = Route::NONE;
     if packet.hops <= 1 || !find_route(frame, packet, &mut route) {
+        return Outcome::Proceed;
+    }
+    if only_direct && !tables.is_direct_link(route.link) {
         return Outcome::Proceed;
     }
     if direct::count_hop(frame, packet, packet.hops).is_none() {
         tables.count_error(ProgramError::NotRewritten);
         return count_drop(tables, Counter::NotRewritten);
     }
-    tables.count(Counter::ReplyForwarded);
-    Notes::leave(frame, Notes::FORWARDED);
     frame.redirect_to(&route);
     Outcome::Redirect
 }

@@ -36,11 +36,11 @@ pub fn tunneled<F: Frame, T: Tables>(frame: &F, tables: &T, header: u32, version
         return count_drop(tables, Counter::TunnelRefused);
     }
     let mut packet = Packet::at(header, version);
-    let outcome = process(frame, tables, &mut packet, Direction::Original, false).of_program();
-    if matches!(outcome, Outcome::Proceed) && !is_answered(frame, tables, &packet) {
-        return forward::forward(frame, tables, &packet);
+    match process(frame, tables, &mut packet, Direction::Original, false) {
+        Outcome::Proceed if !is_answered(frame, tables, &packet) => forward::forward(frame, tables, &packet),
+        Outcome::Forward if direct::is_whole(tables) => forward::deliver(frame, tables, &mut packet),
+        outcome => outcome.of_program(),
     }
-    outcome
 }
 
 /// Returns true if a known node sent a packet. A function call of its own saves stack.

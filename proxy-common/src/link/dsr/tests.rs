@@ -10,7 +10,7 @@ use std::{
 use crate::{
     Protocol,
     checksum::Difference,
-    layout::{Counter, NodeValue, ServiceKey, flags},
+    layout::{Counter, DirectScope, Masquerading, NodeValue, ServiceKey, flags},
     link::Outcome,
     packet::{Route, TcpFlags},
     testing::{Addresses, FrameResult, Hook, InputFrame, MemoryMaps, Payload, Service, TestNode, TestPacket},
@@ -318,5 +318,25 @@ fn endpoint_is_told_that_its_packet_is_too_long_for_the_tunnel() {
         assert_eq!(result.bytes, expected);
         let without_route = InputFrame::new(reply.to_frame());
         node.run(Hook::Egress, &without_route).expect("the host runs all frames").is_dropped();
+    });
+}
+
+#[test]
+fn packets_of_whole_flows_are_delivered_without_the_stack() {
+    on_nodes(|node| {
+        let vip = node.ip.external_ip;
+        let service = add_service(node, vip);
+        node.config.node.masquerading = Masquerading::Programs as u16;
+        node.config.node.direct_scope = DirectScope::Whole as u16;
+        node.config.node.direct_epoch = 1;
+        node.write_maps();
+        let packet = syn(node, vip);
+        let translated = packet.clone().to(service.outside[0]);
+        frame_from_tunnel(node, packet.to_frame()).becomes(&translated);
+        node.config.direct_links.insert(3);
+        node.write_maps();
+        let result = frame_from_tunnel(node, packet.to_frame());
+        result.is_redirected_as(&TestPacket { hops: packet.hops - 1, ..translated });
+        assert_eq!(result.redirected_to, 3);
     });
 }

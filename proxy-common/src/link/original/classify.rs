@@ -174,7 +174,7 @@ fn begin<F: Frame>(
         generation: service.generation,
         state: masquerade_state(service, is_local, source, endpoint)
             | flow_state::of_list(slots.list)
-            | if F::IS_TUNNELED { 0 } else { direct::state(tables) }
+            | direct::state(tables)
             | dsr::state::<F>(tables, service, is_local)
             | dsr::answer::state::<F>(tables),
         acknowledged: 0,

@@ -1,8 +1,8 @@
 //! Makes packets of many clients in the kernel, for measurements: they come in on a link without a
 //! sender, so that their cost is that of the node alone.
 //!
-//! An XDP program of a few instructions writes each frame and passes it to the stack, or to another
-//! XDP program.
+//! An XDP program of a few instructions writes each frame and passes it to the stack or to another
+//! XDP program, or sends it back.
 
 use std::{
     io,
@@ -52,6 +52,17 @@ pub struct Generator {
     _called: Option<OwnedFd>,
 }
 
+/// What gets the frames.
+#[derive(Clone, Copy, Debug)]
+pub enum Receiver<'a> {
+    /// The stack.
+    Stack,
+    /// Another XDP program.
+    Program(BorrowedFd<'a>),
+    /// The link on which they come in: no program looks at them. So much XDP costs at least.
+    Link,
+}
+
 /// What happens to each frame that comes in on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -84,14 +95,17 @@ impl SameForAll {
 }
 
 impl Generator {
-    /// Loads the program. Kernel 5.18, which [`Generator::send`] needs. `to` is the XDP program
-    /// that gets the frames in place of the stack.
-    pub fn load(datagrams: &Datagrams, to: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+    /// Loads the program. Kernel 5.18, which [`Generator::send`] needs.
+    pub fn load(datagrams: &Datagrams, to: Receiver<'_>) -> io::Result<Self> {
         let frame = datagrams.frame();
         let next = syscall::create_array()?;
-        let called = to.map(syscall::create_program_array).transpose()?;
+        let called = match to {
+            Receiver::Program(program) => Some(syscall::create_program_array(program)?),
+            Receiver::Stack | Receiver::Link => None,
+        };
         let called_fd = called.as_ref().map(AsRawFd::as_raw_fd);
-        let instructions = program(&frame, datagrams, next.as_raw_fd(), called_fd);
+        let action = if matches!(to, Receiver::Link) { XDP_TX } else { XDP_PASS };
+        let instructions = program(&frame, datagrams, next.as_raw_fd(), (called_fd, action));
         let program = syscall::load_xdp(&instructions)?;
         Ok(Self { program, frame, _next: next, _called: called })
     }
@@ -159,6 +173,7 @@ mod op {
 
 const XDP_DROP: i32 = 1;
 const XDP_PASS: i32 = 2;
+const XDP_TX: i32 = 3;
 
 /// Returns an instruction. Registers are 0 to 10.
 fn instruction(operation: u8, [to, from]: [u8; 2], offset: i16, constant: i32) -> u64 {
@@ -175,8 +190,14 @@ fn load_constant(to: u8, from: u8, value: u64) -> [u64; 2] {
 }
 
 /// Returns the program. It writes the whole frame each time, because the kernel uses its memory
-/// again. `next` and `called` are descriptors of maps.
-fn program(frame: &[u8; LENGTH], datagrams: &Datagrams, next: i32, called: Option<i32>) -> Vec<u64> {
+/// again. `next` and `called` are descriptors of maps. The program returns `action`, unless it calls
+/// another one.
+fn program(
+    frame: &[u8; LENGTH],
+    datagrams: &Datagrams,
+    next: i32,
+    (called, action): (Option<i32>, i32),
+) -> Vec<u64> {
     let offset = |offset: usize| i16::try_from(offset).unwrap_or(0);
     let plain = |operation, registers, constant| instruction(operation, registers, 0, constant);
     // Registers: 6 is the frame, 7 its end, 8 the number of the client, 9 the context.
@@ -217,7 +238,7 @@ fn program(frame: &[u8; LENGTH], datagrams: &Datagrams, next: i32, called: Optio
         code.extend(load_constant(2, op::MAP, u64::from(called.cast_unsigned())));
         code.extend([plain(op::MOVE_CONSTANT, [3, 0], 0), plain(op::CALL, [0, 0], op::TAIL_CALL)]);
     }
-    code.push(plain(op::MOVE_CONSTANT, [0, 0], XDP_PASS));
+    code.push(plain(op::MOVE_CONSTANT, [0, 0], action));
     code.push(plain(op::EXIT, [0, 0], 0));
     code
 }
