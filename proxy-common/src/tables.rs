@@ -46,10 +46,12 @@ pub trait Tables {
     /// Looks up the node of an endpoint, by the address at which it takes packets of the tunnel.
     fn dsr_node(&self, key: &DsrKey) -> Option<Addr>;
     /// Looks up the node to which replies go back through the tunnel, by the key of the original
-    /// direction.
-    fn dsr_return(&self, key: &FlowKey) -> Option<Addr>;
+    /// direction. Flows that are assured and those that are not have a map each.
+    fn dsr_return(&self, key: &FlowKey, is_assured: bool) -> Option<Addr>;
     /// Writes that node. If that fails, replies are routed to the client.
-    fn set_dsr_return(&self, key: &FlowKey, node: &Addr);
+    fn set_dsr_return(&self, key: &FlowKey, node: &Addr, is_assured: bool);
+    /// Removes that node from both maps.
+    fn remove_dsr_return(&self, key: &FlowKey);
     /// Returns true for the address of a node whose packets of the tunnel are taken.
     fn is_dsr_node(&self, address: &Addr) -> bool;
     /// Returns the facts about the node.

@@ -64,6 +64,7 @@ macro_rules! for_each_map {
                 size unassured_flows = 65536 "unassuredFlows"; // New flows, and those of floods.
             DSR_RETURNS "dsr_returns" LruHashMap<FlowKey, Addr> State
                 size dsr_returns = 65536 "dsrReturns"; // Flows whose replies go through the tunnel.
+            DSR_NEW_RETURNS "dsr_new_returns" LruHashMap<FlowKey, Addr> State size dsr_returns;
             DIRECT_LINKS "direct_links" HashMap<u32, u8> Config fixed 4096; // Links of the direct path.
             DIRECT_WATCH "direct_watch" Array<u32, DirectWatch> Cache fixed 1;
             XDP_LINKS "xdp_links" HashMap<u32, XdpLinkValue> Config fixed 4096; // Links with XDP.

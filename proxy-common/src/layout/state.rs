@@ -181,8 +181,8 @@ pub mod flow_state {
     /// shows that the client has its address. [`REPLIED`] says that the client sent a segment that
     /// acknowledges one (TCP).
     pub const DSR: u32 = 1 << 11;
-    /// The flow began with a packet that came through the tunnel, and replies go back through it, to
-    /// the node that `dsr_returns` names.
+    /// The flow began with a packet that came through the tunnel, and replies go back through it,
+    /// to the node that `dsr_returns` names, or `dsr_new_returns` if the flow is not assured.
     pub const RETURN: u32 = 1 << 12;
     /// The bits that a packet removes unless it sets them.
     pub const UNTIL_NEXT: u32 = RESET | SYN_UNANSWERED;

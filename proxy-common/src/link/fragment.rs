@@ -84,7 +84,7 @@ pub(super) fn translate_later<F: Frame, T: Tables>(
     }
     let is_reply = matches!(direction, Direction::Reply);
     if tables.has_tunnel() && is_reply && first.destination != packet.destination {
-        return dsr::answer::send_later(frame, tables, packet, &first);
+        return dsr::reply::send_later(frame, tables, packet, &first);
     }
     if first.mark != 0 {
         frame.set_mark(frame.mark() | first.mark);

@@ -1,7 +1,7 @@
 //! ICMP errors: the sender of a packet gets errors about the packet that it sent, so that path MTU
 //! discovery and refusals work.
 
-use super::{Outcome, dsr, finish};
+use super::{Notes, Outcome, dsr, finish};
 use crate::{
     Protocol,
     layout::{Direction, FlowKey, flow_state},
@@ -32,8 +32,8 @@ pub(super) fn process<F: Frame, T: Tables>(
     }
     let returns = tables.has_tunnel()
         && matches!(direction, Direction::Reply)
-        && dsr::answer::enter_with_error(frame, tables, &inner);
-    dsr::answer::redirected(translate(frame, tables, outer, &inner, direction), returns)
+        && dsr::reply::enter_with_error(frame, tables, outer, &inner);
+    dsr::reply::redirected(translate(frame, tables, outer, &inner, direction), returns)
 }
 
 /// Translates an error and its inner packet, if the inner packet was translated. A function call of
@@ -60,7 +60,12 @@ fn translate<F: Frame, T: Tables>(
         Direction::Original if destination == before.source.addr => destination = after.source.addr,
         // Errors of the endpoint itself get the VIP as their source, and those of a client that is
         // masqueraded the address of the node. Errors of routers keep theirs.
-        Direction::Reply if source == before.destination.addr => source = after.destination.addr,
+        // The node to which an error goes through the tunnel sends only what comes from a VIP.
+        Direction::Reply
+            if source == before.destination.addr || Notes::is_forwarded::<F, T>(frame, tables) =>
+        {
+            source = after.destination.addr;
+        }
         _ => {}
     }
     let (before, after) = (&before, &after);

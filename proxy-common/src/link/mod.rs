@@ -196,6 +196,12 @@ impl Notes {
         frame.set_note(frame.note() | note);
     }
 
+    /// Returns true if the program has decided that the packet goes through the tunnel.
+    #[inline(always)]
+    fn is_forwarded<F: Frame, T: Tables>(frame: &F, tables: &T) -> bool {
+        tables.has_tunnel() && frame.note() & Self::FORWARDED != 0
+    }
+
     /// Takes the notes of a packet.
     #[inline(always)]
     fn take(frame: &impl Frame) -> Self {

@@ -3,7 +3,7 @@
 use super::{
     Outcome,
     dsr::{
-        answer::{Way, find_way},
+        reply::{Way, find_way},
         too_long::tell_endpoint,
     },
     finish_flow_packet, fragment, ip_length, is_settling, malformed, may_be_endpoint, may_be_vip,

@@ -107,6 +107,8 @@ pub struct StateMaps {
     pub direct_flows: BTreeMap<DirectKey, DirectFlow>,
     /// `dsr_returns`.
     pub dsr_returns: BTreeMap<FlowKey, Addr>,
+    /// `dsr_new_returns`.
+    pub dsr_new_returns: BTreeMap<FlowKey, Addr>,
     /// `fragments`.
     pub fragments: BTreeMap<FragmentKey, FragmentValue>,
     /// `affinity`.
@@ -142,6 +144,11 @@ impl StateMaps {
     /// Returns the values of both maps.
     pub fn all_flows_mut(&mut self) -> impl Iterator<Item = &mut Flow> {
         self.flows.values_mut().chain(self.unassured_flows.values_mut())
+    }
+
+    /// Returns the map with the nodes of flows that are assured, or of those that are not.
+    pub const fn dsr_returns(&mut self, is_assured: bool) -> &mut BTreeMap<FlowKey, Addr> {
+        if is_assured { &mut self.dsr_returns } else { &mut self.dsr_new_returns }
     }
 
     /// Returns the map for a flow in this state.

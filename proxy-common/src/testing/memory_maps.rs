@@ -174,12 +174,17 @@ impl Tables for MemoryMaps {
         self.config.dsr_endpoints.get(key).copied()
     }
 
-    fn dsr_return(&self, key: &FlowKey) -> Option<Addr> {
-        self.state.borrow().dsr_returns.get(key).copied()
+    fn dsr_return(&self, key: &FlowKey, is_assured: bool) -> Option<Addr> {
+        self.state.borrow_mut().dsr_returns(is_assured).get(key).copied()
     }
 
-    fn set_dsr_return(&self, key: &FlowKey, node: &Addr) {
-        self.state.borrow_mut().dsr_returns.insert(*key, *node);
+    fn set_dsr_return(&self, key: &FlowKey, node: &Addr, is_assured: bool) {
+        self.state.borrow_mut().dsr_returns(is_assured).insert(*key, *node);
+    }
+
+    fn remove_dsr_return(&self, key: &FlowKey) {
+        let mut state = self.state.borrow_mut();
+        let _ = [true, false].map(|is_assured| state.dsr_returns(is_assured).remove(key));
     }
 
     fn is_dsr_node(&self, address: &Addr) -> bool {

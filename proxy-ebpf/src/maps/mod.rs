@@ -220,13 +220,20 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
-    fn dsr_return(&self, key: &FlowKey) -> Option<Addr> {
-        copy!(DSR_RETURNS, key)
+    fn dsr_return(&self, key: &FlowKey, is_assured: bool) -> Option<Addr> {
+        if is_assured { copy!(DSR_RETURNS, key) } else { copy!(DSR_NEW_RETURNS, key) }
     }
 
     #[inline(always)]
-    fn set_dsr_return(&self, key: &FlowKey, node: &Addr) {
-        self.check_write(DSR_RETURNS.insert(key, node, 0), ProgramError::Flows);
+    fn set_dsr_return(&self, key: &FlowKey, node: &Addr, is_assured: bool) {
+        let map = if is_assured { &DSR_RETURNS } else { &DSR_NEW_RETURNS };
+        self.check_write(map.insert(key, node, 0), ProgramError::Flows);
+    }
+
+    #[inline(always)]
+    fn remove_dsr_return(&self, key: &FlowKey) {
+        let _ = DSR_RETURNS.remove(key);
+        let _ = DSR_NEW_RETURNS.remove(key);
     }
 
     #[inline(always)]

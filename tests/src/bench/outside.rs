@@ -72,8 +72,8 @@ pub enum Way {
     XdpGeneric,
     /// The same, in the driver.
     XdpNative,
-    /// No proxy: XDP sends frames back as they are. No XDP program can be faster here. Only for packets
-    /// of the kernel.
+    /// No proxy: XDP sends frames back as they are. No XDP program can be faster here. Only for
+    /// packets of the kernel.
     XdpBare,
     /// The proxy in mode ebpf on both nodes, with direct server return. Only for an endpoint on
     /// another node.

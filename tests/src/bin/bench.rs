@@ -41,8 +41,8 @@ struct Arguments {
     /// Measure everything briefly, to see that it works.
     #[arg(long)]
     quick: bool,
-    /// Exit with an error if a promise of SPECIFICATION.md does not hold, or was not measured. Those
-    /// of parts, paths and workloads that were not chosen do not count.
+    /// Exit with an error if a promise of SPECIFICATION.md does not hold, or was not measured.
+    /// Those of parts, paths and workloads that were not chosen do not count.
     #[arg(long)]
     check: bool,
     /// The binary of the proxy.

@@ -64,6 +64,7 @@ pub(crate) struct Kernel {
     unassured_flows: HashMap<MapData, FlowKey, Flow>,
     direct_flows: HashMap<MapData, DirectKey, DirectFlow>,
     dsr_returns: HashMap<MapData, FlowKey, Addr>,
+    dsr_new_returns: HashMap<MapData, FlowKey, Addr>,
     fragments: HashMap<MapData, FragmentKey, FragmentValue>,
     affinity: HashMap<MapData, AffinityKey, AffinityValue>,
     counters: PerCpuArray<MapData, u64>,
@@ -144,6 +145,7 @@ impl Kernel {
             unassured_flows: map(&mut ebpf, "unassured_flows"),
             direct_flows: map(&mut ebpf, "direct_flows"),
             dsr_returns: map(&mut ebpf, "dsr_returns"),
+            dsr_new_returns: map(&mut ebpf, "dsr_new_returns"),
             fragments: map(&mut ebpf, "fragments"),
             affinity: map(&mut ebpf, "affinity"),
             counters: map(&mut ebpf, "counters"),
@@ -345,6 +347,7 @@ impl FrameRunner for Kernel {
             unassured_flows: read(&self.unassured_flows),
             direct_flows: read(&self.direct_flows),
             dsr_returns: read(&self.dsr_returns),
+            dsr_new_returns: read(&self.dsr_new_returns),
             fragments: read(&self.fragments),
             affinity: read(&self.affinity),
             counters: std::array::from_fn(|number| count(u32::try_from(number).expect("few"))),
@@ -358,6 +361,7 @@ impl FrameRunner for Kernel {
         fill(&mut self.unassured_flows, &state.unassured_flows);
         fill(&mut self.direct_flows, &state.direct_flows);
         fill(&mut self.dsr_returns, &state.dsr_returns);
+        fill(&mut self.dsr_new_returns, &state.dsr_new_returns);
         fill(&mut self.fragments, &state.fragments);
         fill(&mut self.affinity, &state.affinity);
         self.insert_in_prefilter(state.prefilter_items());

@@ -217,8 +217,8 @@ struct Bench {
     /// Measure briefly, to see that everything works.
     #[arg(long)]
     quick: bool,
-    /// Fail if a promise of SPECIFICATION.md for this mode does not hold, or was not measured. Those
-    /// of parts, paths and workloads that were not chosen do not count.
+    /// Fail if a promise of SPECIFICATION.md for this mode does not hold, or was not measured.
+    /// Those of parts, paths and workloads that were not chosen do not count.
     #[arg(long)]
     check: bool,
     /// Measure changes, memory and restarts in the modes ebpf and nftables with 10, 1,000, 10,000

@@ -92,8 +92,15 @@ pub(in super::super) fn count_hop(frame: &impl Frame, packet: &Packet, hops: u8)
             frame.store(packet.header() + 8, &[hops - 1, packet.proto, a, b])
         }
         IpVersion::V6 => {
-            let [next, _]: [u8; 2] = frame.load(packet.header() + 6)?;
+            let next = if packet.has_plain_header() { packet.proto } else { next_header(frame, packet)? };
             store_hops_v6(frame, packet, next, hops - 1)
         }
     }
+}
+
+/// Returns what follows an IPv6 header.
+#[inline(always)]
+fn next_header(frame: &impl Frame, packet: &Packet) -> Option<u8> {
+    let [next, _]: [u8; 2] = frame.load(packet.header() + 6)?;
+    Some(next)
 }

@@ -1,14 +1,15 @@
 //! Packets from the tunnel that the program sends on without the stack.
 //!
 //! The node that the client reached sends on what the endpoint's node sent back through the tunnel.
-//! The kernel would drop a packet whose source is an address of this node, as of node ports. So the
-//! program asks for the route, and netfilter does not see the packet, nor did it see the client's.
+//! The kernel would drop a packet whose source is an address of this node, and a node port has such
+//! an address. So the program asks for the route. Netfilter sees neither this packet nor that of the
+//! client.
 //!
 //! The endpoint's node sends on the packets of whole flows ([`direct::is_whole`]).
 
 use super::{longest_to, segments};
 use crate::{
-    Protocol,
+    Addr, Protocol,
     layout::{Counter, Direction, FlowKey, ProgramError, flags},
     link::{Notes, Outcome, count_drop, direct, fragment, icmp_error},
     packet::{Fragment, Frame, Packet, Route, RoutedPacket, TcpFlags, Tuple},
@@ -16,12 +17,10 @@ use crate::{
     tables::Tables,
 };
 
-/// Handles a packet of a known node that is for no Service.
+/// Sends a reply on to its client.
 #[inline(never)]
 pub(super) fn forward<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> Outcome {
-    if !is_reply(frame, tables, packet) {
-        return count_drop(tables, Counter::TunnelRefused);
-    }
+    limit_segments(frame, tables, packet);
     let outcome = send_on(frame, tables, packet, false);
     if matches!(outcome, Outcome::Redirect) {
         tables.count(Counter::ReplyForwarded);
@@ -40,8 +39,8 @@ pub(super) fn deliver<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut P
     if is_plain { send_on(frame, tables, packet, true) } else { Outcome::Proceed }
 }
 
-/// Sends a packet out on the link to which the kernel would forward it, or only if that is a link of
-/// the direct path. [`Outcome::Proceed`] sends it through the stack.
+/// Sends a packet out on the link to which the kernel would forward it, or only if that is a link
+/// of the direct path. [`Outcome::Proceed`] sends it through the stack.
 #[inline(never)]
 fn send_on<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, only_direct: bool) -> Outcome {
     let mut route = Route::NONE;
@@ -61,29 +60,26 @@ fn send_on<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, only_dir
 
 /// Returns true for a packet of a Service with direct server return to its client, and for an ICMP
 /// error about a packet of the client.
-#[inline(always)]
-fn is_reply<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> bool {
+#[inline(never)]
+pub(super) fn is_reply<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> bool {
     if packet.fragment == Fragment::Later {
-        return fragment::is_recorded(tables, packet, Direction::Original);
+        return fragment::is_recorded(tables, packet, Direction::Reply);
     }
     let (Some(protocol), Some(ports)) = (Protocol::of_packet(packet.proto), packet.ports()) else {
         return is_error(frame, tables, packet);
     };
-    if !is_of_service(tables, protocol, &packet.tuple(ports)) {
-        return false;
+    let is_reply = is_of_service(tables, protocol, &packet.tuple(ports));
+    if is_reply && packet.fragment == Fragment::First {
+        fragment::record(tables, packet, Direction::Reply, &packet.source, &packet.destination);
     }
-    if packet.fragment == Fragment::First {
-        fragment::record(tables, packet, Direction::Original, &packet.source, &packet.destination);
-    }
-    limit_segments(frame, tables, packet, protocol);
-    true
+    is_reply
 }
 
 /// A function call of its own saves stack.
 #[inline(never)]
 fn is_error<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> bool {
     let mut inner = Packet::at(packet.payload() + 8, packet.version);
-    if !icmp_error::is_about(frame, packet, &mut inner) {
+    if !icmp_error::is_about(frame, packet, &mut inner) || inner.source != packet.destination {
         return false;
     }
     let (Some(protocol), Some(ports)) = (Protocol::of_packet(inner.proto), inner.ports()) else {
@@ -96,18 +92,31 @@ fn is_error<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> bool
 /// the connection began, or the entry of the connection may be lost.
 #[inline(never)]
 fn is_of_service<T: Tables>(tables: &T, protocol: Protocol, reply: &Tuple) -> bool {
-    let key = FlowKey::new(Direction::Original, protocol, reply.swapped());
-    if tables.flow(&key).is_some_and(|flow| flow.is_dsr()) {
-        return true;
+    let vip = &reply.source;
+    if !service::may_be_vip(tables, &vip.addr, vip.port) {
+        return false;
     }
-    let service = service::find_on_link(tables, &reply.source, protocol);
-    service.is_some_and(|service| service.flags & flags::DSR != 0)
+    let key = FlowKey::new(Direction::Original, protocol, reply.swapped());
+    tables.flow(&key).is_some_and(|flow| flow.is_dsr())
+        || may_be_client(tables, &reply.destination.addr) && {
+            let service = service::find_on_link(tables, vip, protocol);
+            service.is_some_and(|service| service.flags & flags::DSR != 0)
+        }
+}
+
+/// Returns true if packets of an address may have gone through the tunnel. Those of pods and nodes
+/// do not.
+#[inline(always)]
+fn may_be_client(tables: &impl Tables, address: &Addr) -> bool {
+    !tables.is_local_source(*address) && !tables.is_node_address(address) && !tables.is_dsr_node(address)
 }
 
 /// Limits the segments of the client by what fits into the tunnel to the endpoint's node.
 #[inline(always)]
-fn limit_segments<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, protocol: Protocol) {
-    if packet.tcp_flags(frame, protocol).is_some_and(TcpFlags::is_syn_ack)
+fn limit_segments<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) {
+    let is_connection = packet.proto == Protocol::Tcp.number() && packet.fragment != Fragment::Later;
+    if is_connection
+        && packet.tcp_flags(frame, Protocol::Tcp).is_some_and(TcpFlags::is_syn_ack)
         && let Some(node) = frame.tunnel_source()
     {
         segments::limit(frame, packet, longest_to(tables, &node));

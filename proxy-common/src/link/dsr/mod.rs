@@ -5,8 +5,8 @@
 //! The packet in the tunnel is that of the client, with the VIP as its destination. The other node
 //! needs nothing else: it knows the Service, and chooses one of its own endpoints.
 
-pub(super) mod answer;
 mod forward;
+pub(super) mod reply;
 mod segments;
 pub(super) mod too_long;
 
@@ -28,16 +28,22 @@ const HEADERS_V4: u32 = 20 + 8 + 8;
 /// The same with an IPv6 header.
 const HEADERS_V6: u32 = 40 + 8 + 8;
 
-/// Handles a packet that came through the tunnel. It goes on only if it comes from a known node, and
-/// is for a Service or sent back by its endpoint.
+/// Handles a packet that came through the tunnel. It goes on only if it comes from a known node,
+/// and is for a Service or sent back by its endpoint.
 #[inline(always)]
 pub fn tunneled<F: Frame, T: Tables>(frame: &F, tables: &T, header: u32, version: IpVersion) -> Outcome {
     if !is_from_node(frame, tables) {
         return count_drop(tables, Counter::TunnelRefused);
     }
     let mut packet = Packet::at(header, version);
+    if packet.read(frame).is_some() && forward::is_reply(frame, tables, &packet) {
+        return forward::forward(frame, tables, &packet);
+    }
+    packet = Packet::at(header, version);
     match process(frame, tables, &mut packet, Direction::Original, false) {
-        Outcome::Proceed if !is_answered(frame, tables, &packet) => forward::forward(frame, tables, &packet),
+        Outcome::Proceed if !is_translated(frame, tables, &packet) => {
+            count_drop(tables, Counter::TunnelRefused)
+        }
         Outcome::Forward if direct::is_whole(tables) => forward::deliver(frame, tables, &mut packet),
         outcome => outcome.of_program(),
     }
@@ -51,7 +57,7 @@ fn is_from_node<F: Frame, T: Tables>(frame: &F, tables: &T) -> bool {
 
 /// Returns true if a packet is translated, or if netfilter is to reject it.
 #[inline(never)]
-fn is_answered<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> bool {
+fn is_translated<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> bool {
     let is_rejected = || tables.node().is_some_and(|node| frame.mark() & node.reject_mark != 0);
     !packet.destination.is_unspecified() && packet.has_other_destination(frame) || is_rejected()
 }
@@ -178,7 +184,7 @@ pub(super) fn send<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, 
     }
     let longest = longest_to(tables, node);
     if !fits(frame, packet, node, longest) {
-        return too_long::answer(frame, tables, packet, longest);
+        return too_long::tell_client(frame, tables, packet, longest);
     }
     if enter(frame, tables, node) { Outcome::Redirect } else { finish(tables, None) }
 }

@@ -4,7 +4,7 @@
 
 use super::super::{Notes, Outcome};
 use crate::{
-    checksum,
+    Protocol, checksum,
     layout::Counter,
     packet::{ETHERNET_HEADER, Frame, ICMP, ICMPV6, IpVersion, Packet, Route, RoutedPacket},
     tables::Tables,
@@ -12,8 +12,13 @@ use crate::{
 
 /// The bytes of a packet that the error repeats: IP header, ports, and the checksum of TCP, which
 /// hardware may be meant to complete, so that the kernel does not cut before it.
-const KEPT_V4: u32 = 20 + 28;
-const KEPT_V6: u32 = 40 + 28;
+const KEPT_V4: u32 = 20 + TRANSPORT;
+const KEPT_V6: u32 = 40 + TRANSPORT;
+const TRANSPORT: u32 = 28;
+
+/// The offsets of the checksums in the transport headers.
+const TCP_CHECKSUM: u32 = 16;
+const UDP_CHECKSUM: u32 = 6;
 
 /// The bytes before them: IP header and ICMP header.
 const ERROR_HEADERS_V4: u32 = 20 + 8;
@@ -21,22 +26,25 @@ const ERROR_HEADERS_V6: u32 = 40 + 8;
 
 const HOPS: u8 = 64;
 
-/// Answers a packet. It is lost in any case.
+/// Tells the client that its packet is too long. The packet is lost in any case.
 #[inline(never)]
-pub(super) fn answer<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, longest: u32) -> Outcome {
+pub(super) fn tell_client<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    longest: u32,
+) -> Outcome {
     tables.count(Counter::TooLongForTunnel);
-    if (!F::IS_ETHERNET || packet.header() == ETHERNET_HEADER)
-        && become_error(frame, packet, longest).is_some()
-    {
-        Notes::leave(frame, Notes::FORWARDED);
-        frame.redirect(frame.link());
-        return Outcome::Redirect;
+    if !become_error(frame, packet, longest) {
+        return Outcome::Drop;
     }
-    Outcome::Drop
+    Notes::leave(frame, Notes::FORWARDED);
+    frame.redirect(frame.link());
+    Outcome::Redirect
 }
 
-/// Tells an endpoint that its packet is too long. The packet is on the link to the client. Its source
-/// is still the endpoint, and the error looks as if the client, or a router, sent it.
+/// Tells an endpoint that its packet is too long. The packet is on the link to the client. Its
+/// source is still the endpoint, and the error looks as if the client, or a router, sent it.
 #[inline(never)]
 pub(in super::super) fn tell_endpoint<F: Frame, T: Tables>(
     frame: &F,
@@ -46,15 +54,15 @@ pub(in super::super) fn tell_endpoint<F: Frame, T: Tables>(
 ) -> Outcome {
     tables.count(Counter::TooLongForTunnel);
     let mut route = Route::NONE;
-    if (!F::IS_ETHERNET || packet.header() == ETHERNET_HEADER)
-        && find_endpoint(frame, packet, &mut route)
-        && become_error(frame, packet, longest).is_some()
+    if frame.has_vlan_tag()
+        || !find_endpoint(frame, packet, &mut route)
+        || !become_error(frame, packet, longest)
     {
-        Notes::leave(frame, Notes::FORWARDED);
-        frame.redirect_to(&route);
-        return Outcome::Redirect;
+        return Outcome::Drop;
     }
-    Outcome::Drop
+    Notes::leave(frame, Notes::FORWARDED);
+    frame.redirect_to(&route);
+    Outcome::Redirect
 }
 
 /// Asks the kernel for the route to the source of a packet. A function call of its own saves stack.
@@ -68,12 +76,41 @@ fn find_endpoint<F: Frame>(frame: &F, packet: &Packet, route: &mut Route) -> boo
     frame.find_route(&RoutedPacket { version, proto, traffic_class, length, tuple }, route)
 }
 
-/// Returns `None` if the frame could not be changed. It may be partly changed.
+/// Returns false if the frame could not be changed. It may be partly changed.
 #[inline(always)]
-fn become_error<F: Frame>(frame: &F, packet: &Packet, longest: u32) -> Option<()> {
+fn become_error<F: Frame>(frame: &F, packet: &Packet, longest: u32) -> bool {
+    let is_plain = !F::IS_ETHERNET || packet.header() == ETHERNET_HEADER;
+    let completed = sum_after_completion(frame, packet);
+    is_plain && try_become_error(frame, packet, longest, completed).is_some()
+}
+
+/// Returns the sum of the bytes that the error repeats, for a packet that hardware or GRO put
+/// together from several, and 0 for another one.
+///
+/// Its checksum is completed when it leaves (`CHECKSUM_PARTIAL`). After that, the sum from its
+/// transport header on is the complement of what the field holds now. The sum of an IPv4 header is
+/// zero. A function call of its own saves stack.
+#[inline(never)]
+fn sum_after_completion<F: Frame>(frame: &F, packet: &Packet) -> u32 {
+    if frame.segment_size() == 0 || !packet.has_plain_header() {
+        return 0;
+    }
+    let field = if packet.proto == Protocol::Tcp.number() { TCP_CHECKSUM } else { UDP_CHECKSUM };
+    let field = frame.load(packet.payload() + field).map_or(0, u16::from_ne_bytes);
+    let transport = !u32::from(field);
+    if matches!(packet.version, IpVersion::V4) {
+        return transport;
+    }
+    let fixed: [u8; 8] = frame.load(packet.header()).unwrap_or([0; 8]);
+    let header = checksum::sum_of_pseudo_header(&packet.source, &packet.destination, 0, 0);
+    checksum::add(transport, checksum::add(header, checksum::sum_of(&fixed)))
+}
+
+#[inline(always)]
+fn try_become_error<F: Frame>(frame: &F, packet: &Packet, longest: u32, completed: u32) -> Option<()> {
     match packet.version {
-        IpVersion::V4 => become_error_v4(frame, packet, longest)?,
-        IpVersion::V6 => become_error_v6(frame, packet, longest)?,
+        IpVersion::V4 => become_error_v4(frame, packet, longest, completed)?,
+        IpVersion::V6 => become_error_v6(frame, packet, longest, completed)?,
     }
     if !F::IS_ETHERNET {
         return Some(());
@@ -84,9 +121,9 @@ fn become_error<F: Frame>(frame: &F, packet: &Packet, longest: u32) -> Option<()
 
 /// Destination unreachable, fragmentation needed.
 #[inline(never)]
-fn become_error_v4<F: Frame>(frame: &F, packet: &Packet, longest: u32) -> Option<()> {
+fn become_error_v4<F: Frame>(frame: &F, packet: &Packet, longest: u32, completed: u32) -> Option<()> {
     let header = packet.header();
-    let kept = sum(frame, header, KEPT_V4)?;
+    let kept = if completed == 0 { sum(frame, header, KEPT_V4)? } else { completed };
     frame.cut(header + KEPT_V4)?;
     frame.insert(ERROR_HEADERS_V4)?;
     let [_, _, high, low] = longest.to_be_bytes();
@@ -103,10 +140,10 @@ fn become_error_v4<F: Frame>(frame: &F, packet: &Packet, longest: u32) -> Option
 
 /// Packet too big.
 #[inline(never)]
-fn become_error_v6<F: Frame>(frame: &F, packet: &Packet, longest: u32) -> Option<()> {
+fn become_error_v6<F: Frame>(frame: &F, packet: &Packet, longest: u32, completed: u32) -> Option<()> {
     const LENGTH: u32 = 8 + KEPT_V6;
     let header = packet.header();
-    let kept = sum(frame, header, KEPT_V6)?;
+    let kept = if completed == 0 { sum(frame, header, KEPT_V6)? } else { completed };
     frame.cut(header + KEPT_V6)?;
     frame.insert(ERROR_HEADERS_V6)?;
     let [m0, m1, m2, m3] = longest.to_be_bytes();

@@ -105,6 +105,7 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
         incoming.flow.state = masquerade_state(&service, is_local, source, incoming.flow.destination)
             | flow_state::of_list(slots.list)
             | direct::state(tables)
+            | dsr::reply::state::<F>(tables)
             | incoming.flow.state & flow_state::ASSURED;
         incoming.flow.used_ns = incoming.now_ns;
         return Classification::Reused;
@@ -176,7 +177,7 @@ fn begin<F: Frame>(
             | flow_state::of_list(slots.list)
             | direct::state(tables)
             | dsr::state::<F>(tables, service, is_local)
-            | dsr::answer::state::<F>(tables),
+            | dsr::reply::state::<F>(tables),
         acknowledged: 0,
         used_ns: incoming.now_ns,
     };

@@ -91,8 +91,8 @@ pub(super) fn transport<F: Frame, T: Tables>(
     if incoming.flow.state & flow_state::PASS != 0 {
         return Outcome::Proceed;
     }
-    if F::IS_TUNNELED && incoming.flow.state & flow_state::RETURN != 0 {
-        dsr::answer::note_node(frame, tables, packet, &incoming);
+    if tables.has_tunnel() && incoming.flow.state & flow_state::RETURN != 0 {
+        dsr::reply::note_node(frame, tables, packet, &incoming);
     }
     if dsr::sends::<F>(tables, &incoming.flow) {
         return dsr::send_client_packet(frame, tables, packet, &incoming);

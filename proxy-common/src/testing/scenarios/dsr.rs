@@ -11,7 +11,7 @@ use crate::{
     layout::{Counter, Direction, DsrKey, List, MaglevKey, MaglevPage, flags, flow_state},
     maglev::TableSize,
     packet::TcpFlags,
-    testing::{FrameResult, Payload, TestNode, TestPacket},
+    testing::{FrameResult, Hook, InputFrame, Payload, TestNode, TestPacket},
 };
 
 /// The interface index of the tunnel.
@@ -230,6 +230,39 @@ fn senders_of_packets_that_are_too_long_for_the_tunnel_are_told(node: &mut TestN
     assert_eq!(node.counter(Counter::TooLongForTunnel), 2);
 }
 
+/// Returns the folded sum of the words of these bytes.
+fn sum(bytes: &[u8]) -> u16 {
+    let words =
+        bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |low| (*low).into()));
+    let sum: u32 = words.sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    u16::try_from((folded & 0xffff) + (folded >> 16)).expect("folded")
+}
+
+/// The kernel completes the checksum of the packet within the error, because hardware or GRO put
+/// the packet together.
+fn error_is_right_after_a_checksum_is_completed(node: &mut TestNode<'_>) {
+    let header = if node.ip.node.is_ipv4() { 20 } else { 40 };
+    for (protocol, field) in [(Tcp, 16), (Udp, 6)] {
+        let fixture = add_service(node, protocol);
+        let packet = of_length(fixture.first.clone(), LONGEST + 100).with_sum_of_pseudo_header();
+        let segments = Some((u32::try_from(LONGEST).expect("short") - 10, 2));
+        let input = InputFrame { segments, ..InputFrame::new(packet.to_frame()) };
+        let mut error = node.run(Hook::Ingress, &input).expect("a segmented packet").bytes;
+        let (icmp, inner) = (14 + header, 14 + header + 8 + header);
+        let completed = !sum(&error[inner..]);
+        error[inner + field..inner + field + 2].copy_from_slice(&completed.to_be_bytes());
+        let pseudo_header = if header == 20 {
+            0
+        } else {
+            let (length, next) = (u16::try_from(error.len() - icmp).expect("short"), 58_u16);
+            sum(&[&error[22..54], &length.to_be_bytes(), &next.to_be_bytes()].concat())
+        };
+        let all = [&error[icmp..], &pseudo_header.to_be_bytes()].concat();
+        assert_eq!(sum(&all), 0xffff, "{protocol}");
+    }
+}
+
 fn kernel_may_cut_packets_whose_sender_permits_it(node: &mut TestNode<'_>) {
     if node.ip.node.is_ipv6() {
         return;
@@ -254,5 +287,6 @@ super::scenarios! {
     all_fragments_go_through_the_tunnel,
     errors_about_replies_go_through_the_tunnel,
     senders_of_packets_that_are_too_long_for_the_tunnel_are_told,
+    error_is_right_after_a_checksum_is_completed,
     kernel_may_cut_packets_whose_sender_permits_it,
 }

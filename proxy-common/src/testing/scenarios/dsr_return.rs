@@ -1,6 +1,6 @@
-//! Direct server return: packets of endpoints go back through the tunnel, to the node that the client
-//! reached. The kernel cannot run a packet that came through the tunnel, so the entries that such a
-//! packet leaves are written here.
+//! Direct server return: packets of endpoints go back through the tunnel, to the node that the
+//! client reached. The kernel cannot run a packet that came through the tunnel, so the entries
+//! that such a packet leaves are written here.
 
 use std::vec::Vec;
 

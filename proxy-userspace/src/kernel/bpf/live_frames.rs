@@ -59,7 +59,7 @@ pub enum Receiver<'a> {
     Stack,
     /// Another XDP program.
     Program(BorrowedFd<'a>),
-    /// The link on which they come in: no program looks at them. So much XDP costs at least.
+    /// The link on which they come in. No program looks at them, so no XDP program costs less.
     Link,
 }
 
@@ -190,8 +190,8 @@ fn load_constant(to: u8, from: u8, value: u64) -> [u64; 2] {
 }
 
 /// Returns the program. It writes the whole frame each time, because the kernel uses its memory
-/// again. `next` and `called` are descriptors of maps. The program returns `action`, unless it calls
-/// another one.
+/// again. `next` and `called` are descriptors of maps. The program returns `action`, unless it
+/// calls another one.
 fn program(
     frame: &[u8; LENGTH],
     datagrams: &Datagrams,

@@ -39,7 +39,8 @@ const ELSEWHERE: [&str; 4] = [
 ];
 /// Parts of commands that run until somebody stops them.
 const ENDLESS: [&str; 3] = ["shunt trace", "--watch", "nft monitor"];
-/// What stands for something of the reader's node, and what it is here. Long measurements are short.
+/// What stands for something of the reader's node, and what it is here. Long measurements are
+/// short.
 const HERE: [(&str, &str); 6] = [
     ("/sys/fs/bpf/shunt/links/shunt_in_2", "$(ls -d $PINS/links/shunt_in* | head -n 1)"),
     ("/sys/fs/bpf/shunt", "$PINS"),
@@ -97,8 +98,8 @@ fn prepare_folder(world: &Path) -> Result<String> {
     Ok(folder.display().to_string())
 }
 
-/// Returns the shell's line for a command, which must not fail. Endless commands must still run when
-/// they are stopped.
+/// Returns the shell's line for a command, which must not fail. Endless commands must still run
+/// when they are stopped.
 fn line_of(command: &str, setup: &Setup, folder: &str) -> String {
     let here = HERE.iter().fold(command.to_owned(), |line, (there, here)| line.replace(there, here));
     let programs = setup.shunt.parent().unwrap_or(Path::new("/")).display();

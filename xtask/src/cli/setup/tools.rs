@@ -120,8 +120,9 @@ pub(crate) const TEST_TOOLS: [Tool; 6] = [
     tool("zstd", "a test runs the commands of the documents", "--version", &[&["zstd"]]),
 ];
 
-/// Tools that setup does not install, because not every Debian has a current package of them. Tests that need
-/// one are left out where it is missing, and the summary of `cargo xtask test` says so.
+/// Tools that setup does not install, because not every Debian has a current package of them.
+/// Tests that need one are left out where it is missing, and the summary of `cargo xtask test`
+/// says so.
 pub(crate) const OPTIONAL_TOOLS: [Tool; 2] = [
     tool(
         "helm",

@@ -88,6 +88,7 @@ impl SocketMapScanner {
             scan::<AffinityKey, AffinityValue>(object, "affinity", sizes, |_, _| None)?,
             scan::<FragmentKey, FragmentValue>(object, "fragments", sizes, |_, _| None)?,
             scan::<FlowKey, Addr>(object, "dsr_returns", sizes, |_, _| None)?,
+            scan::<FlowKey, Addr>(object, "dsr_new_returns", sizes, |_, _| None)?,
         ]))
     }
 

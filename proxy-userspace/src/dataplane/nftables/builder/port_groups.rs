@@ -73,7 +73,6 @@ fn merged(groups: Vec<PortGroup>, leads: &[usize]) -> Vec<PortGroup> {
             Some(first) => {
                 first.group.extend(group.group);
                 first.leading_elements.extend(group.leading_elements);
-                first.chains.extend(group.chains);
             }
             None => drop(merged.insert(number, group)),
         }

@@ -123,8 +123,8 @@ fn new_affinity_timeout_replaces_the_sets() {
     insta::assert_snapshot!("timeout", change(sticky(10800), sticky(60)));
 }
 
-/// The first service port has no endpoint for its other external address any more, and its chains say
-/// so at once.
+/// The first service port has no endpoint for its other external address any more, and its chains
+/// say so at once.
 #[test]
 fn destination_moves_to_another_service_port_together_with_the_chains_of_both() {
     let sticky = |address: &str| {

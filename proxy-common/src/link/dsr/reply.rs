@@ -1,10 +1,10 @@
 //! The endpoint's node sends the packets of an endpoint back through the tunnel, to the node that
-//! the client reached (`shunt.dsr.return: tunnel`). That node sends them on to the client. So the
-//! network sees no packet with a source that is not of its node.
+//! the client reached (`shunt.dsr.return: tunnel`). That node sends them on to the client. So each
+//! node sends only packets with an address of its own as their source.
 
 use super::{enter, fits, longest_to, segments};
 use crate::{
-    Protocol,
+    Addr, Protocol,
     layout::{Counter, Direction, Flow, FlowKey, FragmentValue, flow_state},
     link::{ClientPacket, Outcome, count_drop, finish, fragment},
     packet::{Fragment, Frame, Packet},
@@ -43,12 +43,28 @@ impl Way {
 /// Returns the state bit of a new flow.
 #[inline(always)]
 pub(in super::super) fn state<F: Frame>(tables: &impl Tables) -> u32 {
-    let returns = F::IS_TUNNELED && tables.node().is_some_and(|node| node.tunnel_returns != 0);
-    if returns { flow_state::RETURN } else { 0 }
+    if F::IS_TUNNELED && returns(tables) { flow_state::RETURN } else { 0 }
+}
+
+#[inline(always)]
+fn returns(tables: &impl Tables) -> bool {
+    tables.node().is_some_and(|node| node.tunnel_returns != 0)
+}
+
+/// Finds the node of a flow of which only the key is known for sure.
+#[inline(always)]
+fn node_of(tables: &impl Tables, key: &FlowKey) -> Option<Addr> {
+    match tables.dsr_return(key, true) {
+        None => tables.dsr_return(key, false),
+        node => node,
+    }
 }
 
 /// Notes from which node a packet of a client came, which may change while the connection is open.
 /// Limits the segments of the endpoint by what fits into the tunnel.
+///
+/// The nodes of flows that are not assured are in a map of their own, so that a flood does not
+/// evict those of others.
 #[inline(never)]
 pub(in super::super) fn note_node<F: Frame, T: Tables>(
     frame: &F,
@@ -56,10 +72,15 @@ pub(in super::super) fn note_node<F: Frame, T: Tables>(
     packet: &Packet,
     incoming: &ClientPacket,
 ) {
-    let ClientPacket { key, tcp, .. } = incoming;
-    let Some(node) = frame.tunnel_source() else { return };
-    if tables.dsr_return(key) != Some(node) {
-        tables.set_dsr_return(key, &node);
+    let ClientPacket { key, flow, tcp, .. } = incoming;
+    let node = if F::IS_TUNNELED && returns(tables) { frame.tunnel_source() } else { None };
+    let Some(node) = node else {
+        // The client reaches this node now, or the setting changed.
+        tables.remove_dsr_return(key);
+        return;
+    };
+    if tables.dsr_return(key, flow.is_assured()) != Some(node) {
+        tables.set_dsr_return(key, &node, flow.is_assured());
     }
     if tcp.is_syn() {
         segments::limit(frame, packet, longest_to(tables, &node));
@@ -76,7 +97,7 @@ pub(in super::super) fn find_way<F: Frame, T: Tables>(
     key: &FlowKey,
     flow: &Flow,
 ) -> Way {
-    let Some(node) = tables.dsr_return(&flow.opposite_key(key)) else { return Way::ROUTED };
+    let Some(node) = node_of(tables, &flow.opposite_key(key)) else { return Way::ROUTED };
     let longest = longest_to(tables, &node);
     if !fits(frame, packet, &node, longest) {
         return Way(longest);
@@ -108,10 +129,18 @@ pub(in super::super) fn send_later<F: Frame, T: Tables>(
     redirected(finish(tables, rewritten), is_entered)
 }
 
-/// Makes an ICMP error enter the tunnel, if it is about a packet that came through it. The error is
-/// translated after that. Returns false for another error.
+/// Makes an ICMP error enter the tunnel, if it is about a packet that came through it and goes to
+/// the client. The error is translated after that. Returns false for another error.
 #[inline(never)]
-pub(in super::super) fn enter_with_error<F: Frame, T: Tables>(frame: &F, tables: &T, inner: &Packet) -> bool {
+pub(in super::super) fn enter_with_error<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    outer: &Packet,
+    inner: &Packet,
+) -> bool {
+    if outer.destination != inner.source {
+        return false;
+    }
     let (Some(protocol), Some(ports)) = (Protocol::of_packet(inner.proto), inner.ports()) else {
         return false;
     };
@@ -119,7 +148,7 @@ pub(in super::super) fn enter_with_error<F: Frame, T: Tables>(frame: &F, tables:
     let Some(flow) = tables.flow(&key).filter(|flow| flow.state & flow_state::RETURN != 0) else {
         return false;
     };
-    tables.dsr_return(&flow.opposite_key(&key)).is_some_and(|node| enter(frame, tables, &node))
+    node_of(tables, &flow.opposite_key(&key)).is_some_and(|node| enter(frame, tables, &node))
 }
 
 /// Returns the outcome for a packet that passes, if it is to enter the tunnel.

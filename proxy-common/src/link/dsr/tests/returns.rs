@@ -1,163 +1,16 @@
-//! Tests of packets that come through the tunnel. The kernel cannot run a program over a packet of a
-//! tunnel that it did not receive, so these run on the host.
+//! Tests of packets that go back through the tunnel.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    vec,
-    vec::Vec,
-};
+use std::{net::SocketAddr, vec, vec::Vec};
 
+use super::{add_service, on_nodes, syn, tunneled};
 use crate::{
     Protocol,
     checksum::Difference,
-    layout::{Counter, DirectScope, Masquerading, NodeValue, ServiceKey, flags},
+    layout::{Counter, DirectScope, Masquerading, ServiceKey, flags},
     link::Outcome,
     packet::{Route, TcpFlags},
-    testing::{Addresses, FrameResult, Hook, InputFrame, MemoryMaps, Payload, Service, TestNode, TestPacket},
+    testing::{FrameResult, Hook, InputFrame, Payload, TestNode, TestPacket},
 };
-
-/// Runs a test on nodes of both families, whose tunnel takes packets of the router.
-fn on_nodes(test: impl Fn(&mut TestNode<'_>)) {
-    for addresses in Addresses::BOTH {
-        let mut maps = MemoryMaps::default();
-        let mut node = TestNode::new(&mut maps, addresses);
-        node.config.node.tunnel_link = 9;
-        node.config.node.tunnel_mtu = 1_500;
-        node.config.dsr_nodes.insert(addresses.router.into());
-        test(&mut node);
-    }
-}
-
-/// Adds a Service, and the same address for packets that come through the tunnel.
-fn add_service(node: &mut TestNode<'_>, frontend: IpAddr) -> Service {
-    let frontend = SocketAddr::new(frontend, 30_080);
-    let endpoint = SocketAddr::new(node.ip.pod, 8080);
-    let service = node.add_service(Protocol::Tcp, &[frontend], &[endpoint]);
-    let key = ServiceKey::new(frontend.ip().into(), frontend.port(), Protocol::Tcp);
-    let value = node.config.services[&key];
-    node.config.services.insert(key.tunneled(), value);
-    node.write_maps();
-    service
-}
-
-fn syn(node: &TestNode<'_>, to: IpAddr) -> TestPacket {
-    let from = SocketAddr::new(node.ip.client, 40_000);
-    TestPacket::tcp(TcpFlags::SYN_ALONE, from, SocketAddr::new(to, 30_080))
-}
-
-fn tunneled(node: &mut TestNode<'_>, packet: &TestPacket, from: IpAddr) -> FrameResult {
-    let frame = InputFrame { tunnel_source: Some(from.into()), ..InputFrame::new(packet.to_frame()) };
-    node.run(Hook::Tunnel, &frame).expect("the host runs all frames")
-}
-
-#[test]
-fn endpoint_of_this_node_gets_the_packet_with_its_source_and_answers_the_client() {
-    on_nodes(|node| {
-        let (ip, vip) = (node.ip, node.ip.external_ip);
-        let service = add_service(node, vip);
-        let packet = syn(node, vip);
-        let endpoint = service.outside[0];
-        tunneled(node, &packet, ip.router).becomes(&packet.clone().to(endpoint)).is_marked(0);
-        let reply = packet.clone().to(endpoint).reversed().flags(TcpFlags::SYN_ACK);
-        node.egress(&reply).becomes(&reply.clone().from(packet.to)).is_marked(0);
-        let later = packet.clone().flags(TcpFlags::ACK_ALONE);
-        tunneled(node, &later, ip.router).becomes(&later.clone().to(endpoint)).is_marked(0);
-    });
-}
-
-#[test]
-fn node_port_has_an_address_of_the_other_node() {
-    on_nodes(|node| {
-        let any: IpAddr = if node.ip.node.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
-        let service = add_service(node, any);
-        let packet = syn(node, node.ip.router);
-        tunneled(node, &packet, node.ip.router).becomes(&packet.clone().to(service.outside[0]));
-        node.ingress(&packet).is_left_alone();
-    });
-}
-
-#[test]
-fn packets_of_unknown_nodes_and_for_no_service_are_dropped() {
-    on_nodes(|node| {
-        let (router, vip) = (node.ip.router, node.ip.external_ip);
-        add_service(node, vip);
-        let packet = syn(node, vip);
-        tunneled(node, &packet, node.ip.other_client).is_dropped();
-        let elsewhere = syn(node, node.ip.other_pod);
-        tunneled(node, &elsewhere, router).is_dropped();
-        let other = TestPacket::udp(packet.from, packet.to);
-        tunneled(node, &other, router).is_dropped();
-        assert_eq!(node.counter(Counter::TunnelRefused), 3);
-    });
-}
-
-#[test]
-fn packet_does_not_go_through_the_tunnel_again() {
-    on_nodes(|node| {
-        let (ip, vip) = (node.ip, node.ip.external_ip);
-        let service = add_service(node, vip);
-        let key = ServiceKey::new(vip.into(), 30_080, Protocol::Tcp).tunneled();
-        let value = node.config.services.get_mut(&key).expect("added");
-        value.flags |= flags::DSR | flags::MASQUERADE_OUTSIDE;
-        let number = value.service;
-        let endpoint = crate::layout::DsrKey { service: number, addr: service.outside[0].ip().into() };
-        node.config.dsr_endpoints.insert(endpoint, ip.router.into());
-        node.write_maps();
-        let packet = syn(node, vip);
-        let result = tunneled(node, &packet, ip.router);
-        result.becomes(&packet.clone().to(service.outside[0])).is_marked(NodeValue::MASQUERADE_MARK);
-    });
-}
-
-/// The last endpoint of this node is gone, and one has an address of the node that the client
-/// reached.
-#[test]
-fn packet_may_keep_its_address_and_get_another_port() {
-    on_nodes(|node| {
-        let ip = node.ip;
-        let endpoint = SocketAddr::new(ip.router, 8080);
-        let frontend = SocketAddr::new(ip.router, 30_080);
-        let service = node.add_service(Protocol::Tcp, &[frontend], &[endpoint]);
-        let key = ServiceKey::new(ip.router.into(), 30_080, Protocol::Tcp);
-        let value = node.config.services[&key];
-        node.config.services.insert(key.tunneled(), value);
-        node.write_maps();
-        let packet = syn(node, ip.router);
-        tunneled(node, &packet, ip.router).becomes(&packet.clone().to(service.outside[0]));
-    });
-}
-
-#[test]
-fn segment_of_an_unknown_connection_is_refused() {
-    on_nodes(|node| {
-        let (router, vip) = (node.ip.router, node.ip.external_ip);
-        add_service(node, vip);
-        let packet = syn(node, vip).flags(TcpFlags::ACK_ALONE);
-        let result = tunneled(node, &packet, router);
-        assert_eq!(result.outcome, Outcome::Proceed);
-        result.is_refused();
-    });
-}
-
-/// The client reached this node before, which chose an endpoint on another one.
-#[test]
-fn packet_from_the_tunnel_does_not_follow_a_flow_into_the_tunnel() {
-    on_nodes(|node| {
-        let (ip, vip) = (node.ip, node.ip.external_ip);
-        let service = add_service(node, vip).with_flags(flags::DSR);
-        let endpoint =
-            crate::layout::DsrKey { service: service.value.service, addr: service.outside[0].ip().into() };
-        node.config.dsr_endpoints.insert(endpoint, ip.router.into());
-        node.put_service(&service);
-        let key = ServiceKey::new(vip.into(), 30_080, Protocol::Tcp);
-        let value = node.config.services[&key];
-        node.config.services.insert(key.tunneled(), value);
-        node.write_maps();
-        let packet = syn(node, vip);
-        node.ingress(&packet).is_redirected_as(&packet);
-        tunneled(node, &packet, ip.router).becomes(&packet.clone().to(service.outside[0]));
-    });
-}
 
 /// Replies go back through the tunnel.
 fn return_replies(node: &mut TestNode<'_>) {
@@ -338,5 +191,122 @@ fn packets_of_whole_flows_are_delivered_without_the_stack() {
         let result = frame_from_tunnel(node, packet.to_frame());
         result.is_redirected_as(&TestPacket { hops: packet.hops - 1, ..translated });
         assert_eq!(result.redirected_to, 3);
+    });
+}
+
+#[test]
+fn next_connection_from_the_same_port_goes_back_through_the_tunnel_too() {
+    on_nodes(|node| {
+        let (router, vip) = (node.ip.router, node.ip.external_ip);
+        let service = add_service(node, vip);
+        return_replies(node);
+        let packet = syn(node, vip);
+        let endpoint = packet.clone().to(service.outside[0]).reversed();
+        let connect = |node: &mut TestNode<'_>| {
+            tunneled(node, &packet, router);
+            let result = node.egress(&endpoint.clone().flags(TcpFlags::SYN_ACK));
+            assert_eq!((result.outcome, result.tunneled_to), (Outcome::Redirect, Some(router.into())));
+        };
+        connect(node);
+        tunneled(node, &packet.clone().flags(TcpFlags::ACK_ALONE).acknowledgement(8), router);
+        tunneled(node, &packet.clone().flags(TcpFlags::FIN_ACK), router);
+        node.egress(&endpoint.clone().flags(TcpFlags::FIN_ACK));
+        connect(node);
+    });
+}
+
+#[test]
+fn replies_go_to_the_client_itself_once_its_packets_come_directly() {
+    on_nodes(|node| {
+        let (router, vip) = (node.ip.router, node.ip.external_ip);
+        let service = add_service(node, vip);
+        return_replies(node);
+        let packet = syn(node, vip);
+        let reply = packet.clone().to(service.outside[0]).reversed().flags(TcpFlags::ACK_ALONE);
+        tunneled(node, &packet, router);
+        node.egress(&reply).is_redirected_as(&reply.clone().from(packet.to));
+        node.ingress(&packet).becomes(&packet.clone().to(service.outside[0]));
+        node.egress(&reply).becomes(&reply.clone().from(packet.to));
+    });
+}
+
+/// The port of the client is also the node port of a Service.
+#[test]
+fn reply_to_the_port_of_a_service_is_sent_on() {
+    on_nodes(|node| {
+        let vip = node.ip.external_ip;
+        add_service(node, vip);
+        add_client(node);
+        let any = if vip.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+        add_service(node, any);
+        let mut reply = syn(node, vip).reversed().flags(TcpFlags::ACK_ALONE);
+        reply.to = SocketAddr::new(reply.to.ip(), 30_080);
+        let forwarded = TestPacket { hops: reply.hops - 1, ..reply.clone() };
+        frame_from_tunnel(node, reply.to_frame()).is_redirected_as(&forwarded);
+    });
+}
+
+#[test]
+fn nothing_is_sent_on_to_pods_and_nodes() {
+    on_nodes(|node| {
+        let (ip, vip) = (node.ip, node.ip.external_ip);
+        add_service(node, vip);
+        add_client(node);
+        node.config.node_addresses.insert(ip.node.into());
+        node.write_maps();
+        let reply = syn(node, vip).reversed().flags(TcpFlags::ACK_ALONE);
+        for other in [ip.node, ip.router] {
+            let reply = reply.clone().to(SocketAddr::new(other, 40_000));
+            frame_from_tunnel(node, reply.to_frame()).is_dropped();
+        }
+        let kind = if vip.is_ipv4() { [3, 3] } else { [1, 4] };
+        let error = TestPacket::icmp_error(kind, vip, ip.other_client, reply.reversed());
+        frame_from_tunnel(node, error.to_frame()).is_dropped();
+    });
+}
+
+#[test]
+fn error_of_a_router_goes_back_with_the_vip_as_its_source() {
+    on_nodes(|node| {
+        let (ip, vip) = (node.ip, node.ip.external_ip);
+        let service = add_service(node, vip);
+        return_replies(node);
+        let packet = syn(node, vip);
+        tunneled(node, &packet, ip.router);
+        let kind = if vip.is_ipv4() { [3, 4] } else { [2, 0] };
+        let translated =
+            TestPacket { checksum: Some(sum_of(&packet)), ..packet.clone().to(service.outside[0]) };
+        let error = TestPacket::icmp_error(kind, ip.node, ip.client, translated.clone());
+        node.egress(&error).is_redirected_as(&TestPacket::icmp_error(kind, vip, ip.client, packet));
+        let to_another = TestPacket::icmp_error(kind, ip.node, ip.other_client, translated);
+        assert_eq!(node.egress(&to_another).outcome, Outcome::Proceed);
+    });
+}
+
+/// Programs do not change the checksum of a packet within an error.
+fn sum_of(packet: &TestPacket) -> [u8; 2] {
+    let bytes = packet.payload_bytes();
+    [bytes[16], bytes[17]]
+}
+
+#[test]
+fn floods_do_not_evict_the_nodes_of_assured_flows() {
+    on_nodes(|node| {
+        let (router, vip) = (node.ip.router, node.ip.external_ip);
+        let service = add_service(node, vip);
+        return_replies(node);
+        let packet = syn(node, vip);
+        tunneled(node, &packet, router);
+        let reply = packet.clone().to(service.outside[0]).reversed();
+        node.egress(&reply.clone().flags(TcpFlags::SYN_ACK));
+        let assuring = packet.clone().flags(TcpFlags::ACK_ALONE).acknowledgement(8);
+        tunneled(node, &assuring, router);
+        tunneled(node, &assuring, router);
+        let mut state = node.state();
+        assert_eq!((state.dsr_returns.len(), state.dsr_new_returns.len()), (1, 1));
+        state.dsr_new_returns.clear();
+        node.set_state(&state);
+        let reply = reply.flags(TcpFlags::ACK_ALONE);
+        node.egress(&reply).is_redirected_as(&reply.clone().from(packet.to));
     });
 }
