@@ -79,12 +79,17 @@ pub(super) fn translate_later<F: Frame, T: Tables>(
     direction: Direction,
 ) -> Outcome {
     let Some(first) = find(tables, packet, direction) else { return Outcome::Proceed };
-    if tables.has_tunnel() && !F::IS_TUNNELED && first.destination.is_unspecified() {
-        return dsr::send(frame, tables, packet, &first.source);
-    }
-    let is_reply = matches!(direction, Direction::Reply);
-    if tables.has_tunnel() && is_reply && first.destination != packet.destination {
-        return dsr::reply::send_later(frame, tables, packet, &first);
+    // The direction is a constant in each program, and the verifier follows one branch.
+    if tables.has_tunnel() && !F::IS_TUNNELED {
+        match direction {
+            Direction::Original if first.destination.is_unspecified() => {
+                return dsr::send(frame, tables, packet, &first.source);
+            }
+            Direction::Reply if first.destination != packet.destination => {
+                return dsr::reply::send_later(frame, tables, packet, &first);
+            }
+            _ => {}
+        }
     }
     if first.mark != 0 {
         frame.set_mark(frame.mark() | first.mark);
