@@ -30,10 +30,11 @@ pub(super) fn process<F: Frame, T: Tables>(
             return outcome;
         }
     }
-    let returns = tables.has_tunnel()
-        && matches!(direction, Direction::Reply)
-        && dsr::reply::enter_with_error(frame, tables, outer, &inner);
-    dsr::reply::redirected(translate(frame, tables, outer, &inner, direction), returns)
+    if tables.has_tunnel() && matches!(direction, Direction::Reply) {
+        dsr::reply::enter_with_error(frame, tables, outer, &inner);
+        return dsr::reply::redirected(frame, tables, translate(frame, tables, outer, &inner, direction));
+    }
+    translate(frame, tables, outer, &inner, direction)
 }
 
 /// Translates an error and its inner packet, if the inner packet was translated. A function call of
@@ -61,9 +62,7 @@ fn translate<F: Frame, T: Tables>(
         // Errors of the endpoint itself get the VIP as their source, and those of a client that is
         // masqueraded the address of the node. Errors of routers keep theirs.
         // The node to which an error goes through the tunnel sends only what comes from a VIP.
-        Direction::Reply
-            if source == before.destination.addr || Notes::is_forwarded::<F, T>(frame, tables) =>
-        {
+        Direction::Reply if source == before.destination.addr || Notes::is_forwarded(frame, tables) => {
             source = after.destination.addr;
         }
         _ => {}

@@ -1,9 +1,9 @@
 //! The reply direction: packets of endpoints that leave get the VIP back as their source.
 
 use super::{
-    Outcome,
+    Notes, Outcome,
     dsr::{
-        reply::{Way, find_way},
+        reply::{enter_with_reply, redirected},
         too_long::tell_endpoint,
     },
     finish_flow_packet, fragment, ip_length, is_settling, malformed, may_be_endpoint, may_be_vip,
@@ -103,17 +103,18 @@ fn translate<F: Frame, T: Tables>(
     protocol: Protocol,
     (key, flow): (&FlowKey, &Flow),
 ) -> Outcome {
-    let returns = tables.has_tunnel() && flow.state & flow_state::RETURN != 0;
-    let way = if returns { find_way(frame, tables, packet, key, flow) } else { Way::ROUTED };
-    if let Some(longest) = way.longest() {
-        return tell_endpoint(frame, tables, packet, longest);
+    if tables.has_tunnel() && flow.state & flow_state::RETURN != 0 {
+        let longest = enter_with_reply(frame, tables, packet, key, flow);
+        if longest != 0 {
+            return tell_endpoint(frame, tables, packet, longest);
+        }
     }
-    if packet.fragment == Fragment::First && way.is_routed() {
+    if packet.fragment == Fragment::First && !Notes::is_forwarded(frame, tables) {
         fragment::record_first(tables, packet, Direction::Reply, flow, 0);
     }
     let event = ServiceEvent::ToClient(ip_length(frame, packet));
     let rewritten = rewrite::transport(frame, packet, protocol, key, flow);
-    way.after(finish_flow_packet(frame, tables, (key, flow), event, rewritten))
+    redirected(frame, tables, finish_flow_packet(frame, tables, (key, flow), event, rewritten))
 }
 
 /// Adds a flow entry with [`flow_state::PASS`] for a datagram that leaves from a VIP of the node:

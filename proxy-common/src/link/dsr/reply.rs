@@ -6,39 +6,11 @@ use super::{enter, fits, longest_to, segments};
 use crate::{
     Addr, Protocol,
     layout::{Counter, Direction, Flow, FlowKey, FragmentValue, flow_state},
-    link::{ClientPacket, Outcome, count_drop, finish, fragment},
+    link::{ClientPacket, Notes, Outcome, count_drop, finish, fragment},
     packet::{Fragment, Frame, Packet},
     rewrite,
     tables::Tables,
 };
-
-/// The way of a packet of an endpoint. A number, because a program returns no more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) struct Way(u32);
-
-impl Way {
-    /// The kernel routes it to the client.
-    pub(in super::super) const ROUTED: Self = Self(0);
-    /// It goes through the tunnel. The program rewrites it, and then redirects it.
-    const TUNNEL: Self = Self(1);
-
-    #[inline(always)]
-    pub(in super::super) const fn is_routed(self) -> bool {
-        self.0 == Self::ROUTED.0
-    }
-
-    /// Returns the outcome for a packet whose outcome is this one apart from its way.
-    #[inline(always)]
-    pub(in super::super) const fn after(self, outcome: Outcome) -> Outcome {
-        redirected(outcome, self.0 == Self::TUNNEL.0)
-    }
-
-    /// Returns the bytes of the longest packet that fits into the tunnel, if this one does not.
-    #[inline(always)]
-    pub(in super::super) const fn longest(self) -> Option<u32> {
-        if self.0 > Self::TUNNEL.0 { Some(self.0) } else { None }
-    }
-}
 
 /// Returns the state bit of a new flow.
 #[inline(always)]
@@ -87,28 +59,28 @@ pub(in super::super) fn note_node<F: Frame, T: Tables>(
     }
 }
 
-/// Finds the way of a packet of an endpoint, before it is rewritten. `key` and `flow` are of the
-/// reply direction.
+/// Makes a packet of an endpoint enter the tunnel, if its client reached another node. The packet is
+/// rewritten after that, and redirected if [`Notes::is_forwarded`] says so: a note is no constant to
+/// the verifier, which would follow both ways. `key` and `flow` are of the reply direction.
+///
+/// Returns the bytes of the longest packet that fits if this one is too long, and otherwise 0.
 #[inline(never)]
-pub(in super::super) fn find_way<F: Frame, T: Tables>(
+pub(in super::super) fn enter_with_reply<F: Frame, T: Tables>(
     frame: &F,
     tables: &T,
     packet: &Packet,
     key: &FlowKey,
     flow: &Flow,
-) -> Way {
-    let Some(node) = node_of(tables, &flow.opposite_key(key)) else { return Way::ROUTED };
+) -> u32 {
+    let Some(node) = node_of(tables, &flow.opposite_key(key)) else { return 0 };
     let longest = longest_to(tables, &node);
     if !fits(frame, packet, &node, longest) {
-        return Way(longest);
+        return longest;
     }
-    if !enter(frame, tables, &node) {
-        return Way::ROUTED;
-    }
-    if packet.fragment == Fragment::First {
+    if enter(frame, tables, &node) && packet.fragment == Fragment::First {
         fragment::record(tables, packet, Direction::Reply, &flow.source.addr, &node);
     }
-    Way::TUNNEL
+    0
 }
 
 /// Sends a later fragment back through the tunnel. One that is too long is lost, and so was the
@@ -124,9 +96,9 @@ pub(in super::super) fn send_later<F: Frame, T: Tables>(
     if !fits(frame, packet, node, longest_to(tables, node)) {
         return count_drop(tables, Counter::TooLongForTunnel);
     }
-    let is_entered = enter(frame, tables, node);
+    enter(frame, tables, node);
     let rewritten = rewrite::later_fragment(frame, packet, first.source, packet.destination);
-    redirected(finish(tables, rewritten), is_entered)
+    redirected(frame, tables, finish(tables, rewritten))
 }
 
 /// Makes an ICMP error enter the tunnel, if it is about a packet that came through it and goes to
@@ -137,22 +109,25 @@ pub(in super::super) fn enter_with_error<F: Frame, T: Tables>(
     tables: &T,
     outer: &Packet,
     inner: &Packet,
-) -> bool {
+) {
     if outer.destination != inner.source {
-        return false;
+        return;
     }
     let (Some(protocol), Some(ports)) = (Protocol::of_packet(inner.proto), inner.ports()) else {
-        return false;
+        return;
     };
     let key = FlowKey::new(Direction::Reply, protocol, inner.tuple(ports).swapped());
     let Some(flow) = tables.flow(&key).filter(|flow| flow.state & flow_state::RETURN != 0) else {
-        return false;
+        return;
     };
-    node_of(tables, &flow.opposite_key(&key)).is_some_and(|node| enter(frame, tables, &node))
+    if let Some(node) = node_of(tables, &flow.opposite_key(&key)) {
+        enter(frame, tables, &node);
+    }
 }
 
-/// Returns the outcome for a packet that passes, if it is to enter the tunnel.
+/// Returns the outcome for a packet with this one, if it has entered the tunnel.
 #[inline(always)]
-pub(in super::super) const fn redirected(outcome: Outcome, is_entered: bool) -> Outcome {
+pub(in super::super) fn redirected<F: Frame, T: Tables>(frame: &F, tables: &T, outcome: Outcome) -> Outcome {
+    let is_entered = Notes::is_forwarded(frame, tables);
     if is_entered && matches!(outcome, Outcome::Proceed) { Outcome::Redirect } else { outcome }
 }
