@@ -2,8 +2,8 @@
 //!
 //! The node that the client reached sends on what the endpoint's node sent back through the tunnel.
 //! The kernel would drop a packet whose source is an address of this node, and a node port has such
-//! an address. So the program asks for the route. Netfilter sees neither this packet nor that of the
-//! client.
+//! an address. So the program asks for the route. Netfilter sees neither this packet nor that of
+//! the client.
 //!
 //! The endpoint's node sends on the packets of whole flows ([`direct::is_whole`]).
 

@@ -23,7 +23,7 @@ fn returns(tables: &impl Tables) -> bool {
     tables.node().is_some_and(|node| node.tunnel_returns != 0)
 }
 
-/// Finds the node of a flow of which only the key is known for sure.
+/// Finds the node of a flow, whether it is assured or not.
 #[inline(always)]
 fn node_of(tables: &impl Tables, key: &FlowKey) -> Option<Addr> {
     match tables.dsr_return(key, true) {
@@ -59,9 +59,10 @@ pub(in super::super) fn note_node<F: Frame, T: Tables>(
     }
 }
 
-/// Makes a packet of an endpoint enter the tunnel, if its client reached another node. The packet is
-/// rewritten after that, and redirected if [`Notes::is_forwarded`] says so: a note is no constant to
-/// the verifier, which would follow both ways. `key` and `flow` are of the reply direction.
+/// Makes a packet of an endpoint enter the tunnel, if its client reached another node. The packet
+/// is rewritten after that, and redirected if [`Notes::is_forwarded`]. The result is kept in the
+/// note, because the verifier would follow the rewriting once for each result. `key` and `flow` are
+/// of the reply direction.
 ///
 /// Returns the bytes of the longest packet that fits if this one is too long, and otherwise 0.
 #[inline(never)]
@@ -102,7 +103,7 @@ pub(in super::super) fn send_later<F: Frame, T: Tables>(
 }
 
 /// Makes an ICMP error enter the tunnel, if it is about a packet that came through it and goes to
-/// the client. The error is translated after that. Returns false for another error.
+/// the client. The error is translated after that.
 #[inline(never)]
 pub(in super::super) fn enter_with_error<F: Frame, T: Tables>(
     frame: &F,
@@ -125,7 +126,7 @@ pub(in super::super) fn enter_with_error<F: Frame, T: Tables>(
     }
 }
 
-/// Returns the outcome for a packet with this one, if it has entered the tunnel.
+/// Redirects a packet that passes, if it has entered the tunnel.
 #[inline(always)]
 pub(in super::super) fn redirected<F: Frame, T: Tables>(frame: &F, tables: &T, outcome: Outcome) -> Outcome {
     let is_entered = Notes::is_forwarded(frame, tables);
