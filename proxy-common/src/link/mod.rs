@@ -85,6 +85,18 @@ fn process(
     if packet.read(frame).is_none() {
         return Outcome::Proceed;
     }
+    process_read(frame, tables, packet, direction, is_masqueraded)
+}
+
+/// Does the same with a packet whose headers are read.
+#[inline(always)]
+fn process_read(
+    frame: &impl Frame,
+    tables: &impl Tables,
+    packet: &Packet,
+    direction: Direction,
+    is_masqueraded: bool,
+) -> Outcome {
     let Some(protocol) = Protocol::of_packet(packet.proto) else {
         return match (packet.version, packet.proto) {
             (IpVersion::V4, ICMP) | (IpVersion::V6, ICMPV6) => {

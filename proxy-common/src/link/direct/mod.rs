@@ -19,7 +19,7 @@ pub use self::early::early;
 
 pub(super) use self::{
     learn::learn,
-    whole::{count_hop, is_reply, is_whole, send_on, state},
+    whole::{is_reply, is_whole, leave_by, send_on, state},
 };
 use super::{Notes, Outcome, count_drop, ip_length, may_be_endpoint, may_be_vip};
 use crate::{

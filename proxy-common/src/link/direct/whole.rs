@@ -44,11 +44,23 @@ pub(in super::super) fn is_reply<T: Tables>(
 pub(in super::super) fn send_on<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut Packet) -> Outcome {
     let mut route = Route::NONE;
     let Some(hops) = find_route(frame, tables, packet, &mut route) else { return Outcome::Proceed };
+    leave_by(frame, tables, packet, hops, &route)
+}
+
+/// Sends a packet with so many hops left out by a route.
+#[inline(always)]
+pub(in super::super) fn leave_by(
+    frame: &impl Frame,
+    tables: &impl Tables,
+    packet: &Packet,
+    hops: u8,
+    route: &Route,
+) -> Outcome {
     if count_hop(frame, packet, hops).is_none() {
         tables.count_error(ProgramError::NotRewritten);
         return count_drop(tables, Counter::NotRewritten);
     }
-    frame.redirect_to(&route);
+    frame.redirect_to(route);
     Outcome::Redirect
 }
 
@@ -85,7 +97,7 @@ fn has_own_mark(frame: &impl Frame, tables: &impl Tables) -> bool {
 
 /// Writes the hop limit of a packet that is forwarded.
 #[inline(always)]
-pub(in super::super) fn count_hop(frame: &impl Frame, packet: &Packet, hops: u8) -> Option<()> {
+fn count_hop(frame: &impl Frame, packet: &Packet, hops: u8) -> Option<()> {
     match packet.version {
         IpVersion::V4 => {
             let [a, b] = difference_of_hops(packet, hops).apply(packet.checksum);

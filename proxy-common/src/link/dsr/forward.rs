@@ -10,8 +10,8 @@
 use super::{longest_to, segments};
 use crate::{
     Addr, Protocol,
-    layout::{Counter, Direction, FlowKey, ProgramError, flags},
-    link::{Notes, Outcome, count_drop, direct, fragment, icmp_error},
+    layout::{Counter, Direction, FlowKey, flags},
+    link::{Notes, Outcome, direct, fragment, icmp_error},
     packet::{Fragment, Frame, Packet, Route, RoutedPacket, TcpFlags, Tuple},
     service,
     tables::Tables,
@@ -50,12 +50,7 @@ fn send_on<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, only_dir
     if only_direct && !tables.is_direct_link(route.link) {
         return Outcome::Proceed;
     }
-    if direct::count_hop(frame, packet, packet.hops).is_none() {
-        tables.count_error(ProgramError::NotRewritten);
-        return count_drop(tables, Counter::NotRewritten);
-    }
-    frame.redirect_to(&route);
-    Outcome::Redirect
+    direct::leave_by(frame, tables, packet, packet.hops, &route)
 }
 
 /// Returns true for a packet of a Service with direct server return to its client, and for an ICMP

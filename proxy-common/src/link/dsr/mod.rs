@@ -12,7 +12,7 @@ pub(super) mod too_long;
 
 use super::{
     ClientPacket, Notes, Outcome, count_drop, direct, finish, finish_flow_packet, fragment, ip_length,
-    process,
+    process_read,
 };
 use crate::{
     Addr, Protocol,
@@ -36,11 +36,13 @@ pub fn tunneled<F: Frame, T: Tables>(frame: &F, tables: &T, header: u32, version
         return count_drop(tables, Counter::TunnelRefused);
     }
     let mut packet = Packet::at(header, version);
-    if packet.read(frame).is_some() && forward::is_reply(frame, tables, &packet) {
+    if packet.read(frame).is_none() {
+        return count_drop(tables, Counter::TunnelRefused);
+    }
+    if forward::is_reply(frame, tables, &packet) {
         return forward::forward(frame, tables, &packet);
     }
-    packet = Packet::at(header, version);
-    match process(frame, tables, &mut packet, Direction::Original, false) {
+    match process_read(frame, tables, &packet, Direction::Original, false) {
         Outcome::Proceed if !is_translated(frame, tables, &packet) => {
             count_drop(tables, Counter::TunnelRefused)
         }
