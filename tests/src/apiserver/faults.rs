@@ -1,6 +1,12 @@
 //! Faults of the API server that a test can inject.
 
+use std::time::Duration;
+
 use super::Request;
+
+/// The time between a part of a body and the break of its connection. Without it, hyper closes the
+/// connection before it has written the part.
+pub(super) const BREAK_DELAY: Duration = Duration::from_millis(20);
 
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,12 +14,15 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
-use futures::stream;
+use futures::{StreamExt as _, stream};
 use http::{HeaderMap, StatusCode, Uri, header::DATE};
 use serde_json::Value;
 use tokio::{net::TcpListener, task::JoinHandle};
 
-use super::{Fault, Query, Request, Resource, Shared, Verb, list, lock, patch, responses, rights, watch};
+use super::{
+    Fault, Query, Request, Resource, Shared, Verb, faults::BREAK_DELAY, list, lock, patch, responses, rights,
+    watch,
+};
 
 /// The path at which Events are created.
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/{namespace}/events";
@@ -126,7 +129,8 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, request: Requ
         }
         Some(Fault::Hang) => {
             let _ = shared.down.subscribe().wait_for(|down| *down).await;
-            broken(Vec::new())
+            let parts = stream::once(async { Err::<bytes::Bytes, _>(connection_aborted()) });
+            responses::stream(StatusCode::OK, Body::from_stream(parts))
         }
         fault if verb != Verb::List => watch::answer(shared, resource, &request, fault),
         Some(Fault::BreakMidBody) => broken(br#"{"kind":"List","items":[{"metadata":"#.to_vec()),
@@ -148,6 +152,14 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, request: Requ
 
 /// Returns a response whose connection breaks after `part` of the body.
 fn broken(part: Vec<u8>) -> Response {
-    let parts = [Ok(bytes::Bytes::from(part)), Err(io::Error::from(io::ErrorKind::ConnectionAborted))];
-    responses::stream(StatusCode::OK, Body::from_stream(stream::iter(parts)))
+    let error = async {
+        tokio::time::sleep(BREAK_DELAY).await;
+        Err(connection_aborted())
+    };
+    let parts = stream::once(std::future::ready(Ok(bytes::Bytes::from(part)))).chain(stream::once(error));
+    responses::stream(StatusCode::OK, Body::from_stream(parts))
+}
+
+fn connection_aborted() -> io::Error {
+    io::ErrorKind::ConnectionAborted.into()
 }

@@ -9,12 +9,12 @@ use http::StatusCode;
 use serde_json::Value;
 use tokio::{
     sync::{broadcast, mpsc, watch},
-    time::{Instant, interval, sleep_until},
+    time::{Instant, interval, sleep, sleep_until},
 };
 
 use super::{
     Request, Resource, Shared,
-    faults::{Fault, Interruption, WrongVersion},
+    faults::{BREAK_DELAY, Fault, Interruption, WrongVersion},
     responses,
     selectors::Selectors,
     store::{Change, Store},
@@ -239,6 +239,7 @@ impl Watch {
                 let line =
                     responses::event("MODIFIED", &responses::bookmark(self.resource, self.version, false));
                 self.send(line.get(..line.len() / 2).unwrap_or_default().to_owned()).await?;
+                sleep(BREAK_DELAY).await;
                 let _ = self.out.send(Err(io::ErrorKind::ConnectionAborted.into())).await;
                 Err(WatchEnded)
             }
