@@ -9,6 +9,8 @@
 mod faults;
 mod list;
 mod patch;
+#[cfg(test)]
+mod protobuf;
 mod request;
 mod responses;
 mod rights;
