@@ -47,9 +47,9 @@ pub enum Fault {
     BreakMidBody,
     /// 200 and an empty body.
     EmptyBody,
-    /// A watch whose first line is an `ERROR` with 410.
+    /// A watch whose first event is an `ERROR` with 410.
     ExpiredInStream,
-    /// 200 and a body that is not JSON.
+    /// 200 and a body that is neither JSON nor protobuf.
     NotJson,
     /// Answers correctly after a delay.
     Slow,
@@ -85,9 +85,9 @@ impl WrongVersion {
 /// What to do to the watches that are open now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interruption {
-    /// End the watches between two lines, as the server does after `timeoutSeconds`.
+    /// End the watches between two events, as the server does after `timeoutSeconds`.
     End,
-    /// Break the connection in the middle of a line.
+    /// Break the connection in the middle of an event.
     BreakMidEvent,
     /// Send an `ERROR` with 410, and end.
     Expire,

@@ -1,12 +1,16 @@
 //! Answers list requests, by pages if the client asks for them.
 
+use std::sync::{Arc, atomic::Ordering};
+
 use anyhow::{Context as _, Result};
 use axum::{body::Body, response::Response};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::{Query, Resource, responses, selectors::Selectors, store::Store};
+use super::{
+    Encoding, Query, Request, Resource, Shared, responses, selectors::Selectors, store::Store, stored::Stored,
+};
 
 /// The position at which a list continues, as the server encodes it.
 struct ContinueToken {
@@ -32,55 +36,76 @@ impl ContinueToken {
 /// The size from which the server compresses (`defaultGzipThresholdBytes`).
 const GZIP_THRESHOLD: usize = 128 << 10;
 
-/// Answers a list request. Without `has_cache`, a list from version 0 has pages too.
-pub(super) fn answer(
-    store: &Store,
-    resource: &'static Resource,
-    query: &Query,
-    has_cache: bool,
-    accepts_gzip: bool,
-) -> Response {
+/// What a list or a page of one has.
+struct Page {
+    metadata: Value,
+    items: Vec<Arc<Stored>>,
+}
+
+/// Answers a list request.
+pub(super) fn answer(shared: &Shared, resource: &'static Resource, request: &Request) -> Response {
+    let encoding = request.encoding();
+    let has_cache = !shared.has_no_cache.load(Ordering::Relaxed);
+    // The lock is free again before the list is encoded.
+    let page = page(&shared.store(), resource, &request.query, has_cache);
+    match page.map(|page| page.encode(encoding, resource)) {
+        Ok(Ok(body)) if request.accepts_gzip() && body.len() > GZIP_THRESHOLD => {
+            responses::compressed(encoding.content_type(), Body::from(responses::gzip(&body)))
+        }
+        Ok(Ok(body)) => responses::stream(encoding.content_type(), StatusCode::OK, Body::from(body)),
+        Ok(Err(error)) => responses::not_encoded(&error),
+        Err(status) => responses::failure(encoding, status),
+    }
+}
+
+/// Returns the first half of a list with one object.
+pub(super) fn first_half(encoding: Encoding, resource: &'static Resource) -> Result<Vec<u8>> {
+    let version = 1;
+    let object = Arc::new(Stored::new(responses::bookmark(resource, version, false)));
+    let page = Page { metadata: metadata(version), items: vec![object] };
+    let mut list = page.encode(encoding, resource)?;
+    list.truncate(list.len() / 2);
+    Ok(list)
+}
+
+/// Returns the page that a request asks for, or the Status of a refusal. Without `has_cache`, a
+/// list from version 0 has pages too.
+fn page(store: &Store, resource: &'static Resource, query: &Query, has_cache: bool) -> Result<Page, Value> {
     let least: u64 =
         query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or_default();
     if least > store.version() {
-        return responses::failure(&responses::too_large(least, store.version()));
+        return Err(responses::too_large(least, store.version()));
     }
     let from = match query.get("continue").filter(|token| !token.is_empty()).map(ContinueToken::decode) {
         None => ContinueToken { version: store.version(), start: String::new() },
         Some(Ok(from)) => from,
         Some(Err(error)) => {
             let message = format!("continue key is not valid: {error}");
-            return responses::failure(&responses::status(400, "BadRequest", message));
+            return Err(responses::status(400, "BadRequest", message));
         }
     };
     if from.version < store.compacted() {
-        return responses::failure(&responses::continue_expired());
+        return Err(responses::continue_expired());
     }
-    let page = page(store, resource, query, &from, has_cache);
-    let text = format!("{page}\n");
-    if accepts_gzip && text.len() > GZIP_THRESHOLD {
-        responses::compressed(Body::from(responses::gzip(text.as_bytes())))
-    } else {
-        responses::whole(StatusCode::OK, &page)
-    }
+    Ok(page_from(store, resource, query, &from, has_cache))
 }
 
-fn page(
+fn page_from(
     store: &Store,
     resource: &'static Resource,
     query: &Query,
     from: &ContinueToken,
     has_cache: bool,
-) -> Value {
+) -> Page {
     let selectors = query.selectors();
     let limit = query.get("limit").and_then(|limit| limit.parse().ok()).filter(|limit| *limit > 0);
     // The cache ignores the limit (`shouldDelegateList` in `storage/cacher`).
     let limit = limit.filter(|_| !has_cache || query.get("resourceVersion") != Some("0"));
     let objects = store.list(resource.plural, from.version);
-    let mut rest = objects.range(from.start.clone()..).filter(|(_, object)| selectors.matches(object));
+    let mut rest = objects.range(&*from.start..).filter(|(_, object)| selectors.matches(object.value()));
     let items: Vec<_> = rest.by_ref().take(limit.unwrap_or(usize::MAX)).collect();
     let remaining = rest.count();
-    let mut metadata = json!({"resourceVersion": from.version.to_string()});
+    let mut metadata = metadata(from.version);
     if let (Some((last, _)), true) = (items.last(), remaining > 0) {
         metadata["continue"] = json!(ContinueToken::after(from.version, last));
         // With selectors, the server does not know the number of remaining items.
@@ -88,21 +113,17 @@ fn page(
             metadata["remainingItemCount"] = json!(remaining);
         }
     }
-    let items: Vec<Value> = items.into_iter().map(|(_, object)| item(object)).collect();
-    json!({
-        "kind": format!("{}List", resource.kind), "apiVersion": resource.api_version(),
-        "metadata": metadata, "items": items,
-    })
+    Page { metadata, items: items.into_iter().map(|(_, object)| Arc::clone(object)).collect() }
 }
 
-/// Returns an item of a list, which has no `kind` and no `apiVersion`.
-fn item(object: &Value) -> Value {
-    let mut object = object.clone();
-    if let Some(fields) = object.as_object_mut() {
-        fields.remove("kind");
-        fields.remove("apiVersion");
+fn metadata(version: u64) -> Value {
+    json!({"resourceVersion": version.to_string()})
+}
+
+impl Page {
+    fn encode(&self, encoding: Encoding, resource: &Resource) -> Result<Vec<u8>> {
+        encoding.list(resource, &self.metadata, self.items.iter().map(|item| &**item))
     }
-    object
 }
 
 impl Query {

@@ -2,14 +2,14 @@
 //! faults that it injects.
 //!
 //! It follows the recordings of a kube-apiserver 1.36 in `recordings/`: consistent pages, watches
-//! with selectors, bookmarks, streaming lists, expired history, and the bodies of errors. It has
-//! one user, whose rights may be those of a role, no defaulting and no admission. Only Events can be
-//! created, and only Nodes patched.
+//! with selectors, bookmarks, streaming lists, expired history, and the bodies of errors. Answers
+//! are JSON or protobuf, as the client prefers. It has one user, whose rights may be those of a
+//! role, no defaulting and no admission. Only Events can be created, and only Nodes patched.
 
+mod encoding;
 mod faults;
 mod list;
 mod patch;
-#[cfg(test)]
 mod protobuf;
 mod request;
 mod responses;
@@ -17,6 +17,7 @@ mod rights;
 mod routes;
 mod selectors;
 mod store;
+mod stored;
 mod version;
 mod watch;
 
@@ -37,13 +38,14 @@ use tokio::{
     task::JoinHandle,
 };
 
-use self::{faults::FaultRule, rights::Rights, routes::serve, store::Store};
 pub use self::{
+    encoding::Encoding,
     faults::{Fault, Interruption, Verb, WrongVersion},
     request::{Query, Request},
     store::Resource,
     version::KubernetesVersion,
 };
+use self::{faults::FaultRule, rights::Rights, routes::serve, store::Store};
 
 /// A running server. It stops when it is dropped.
 #[derive(Debug)]
@@ -229,7 +231,7 @@ impl ApiServer {
 
     /// Returns a Node.
     pub fn node(&self, name: &str) -> Option<Value> {
-        self.shared.store().get("nodes", format!("/{name}")).cloned()
+        self.shared.store().get("nodes", format!("/{name}")).map(|node| node.value().clone())
     }
 
     fn change_store<T>(&self, change: impl FnOnce(&mut Store) -> Result<T>) -> Result<T> {

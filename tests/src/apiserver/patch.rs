@@ -10,7 +10,7 @@ use axum::{
 use http::{HeaderMap, StatusCode, Uri, header::CONTENT_TYPE};
 use serde_json::{Map, Value};
 
-use super::{Fault, Query, Request, Resource, Shared, Verb, lock, responses};
+use super::{Encoding, Fault, Query, Request, Resource, Shared, Verb, lock, responses};
 
 /// The only type of patch that is supported.
 const MERGE_PATCH: &str = "application/merge-patch+json";
@@ -24,17 +24,21 @@ pub(super) async fn patch_node(
     body: Bytes,
 ) -> Response {
     let Some(resource) = Resource::ALL.iter().find(|resource| resource.plural == "nodes") else {
-        return responses::not_found();
+        return responses::not_found(Encoding::of(&headers));
     };
     let request = Request { verb: Verb::Patch, ..Request::new(resource, &uri, &headers, Query::default()) };
+    let encoding = request.encoding();
     lock(&shared.requests).push(request.clone());
     if !shared.accepts_token(&request) {
-        return responses::failure(&responses::unauthorized());
+        return responses::failure(encoding, responses::unauthorized());
     }
     match shared.fault(&request) {
-        Some(Fault::Unauthorized) => return responses::failure(&responses::unauthorized()),
+        Some(Fault::Unauthorized) => return responses::failure(encoding, responses::unauthorized()),
         Some(Fault::InternalError) => {
-            return responses::failure(&responses::status(500, "InternalError", "Internal error occurred"));
+            return responses::failure(
+                encoding,
+                responses::status(500, "InternalError", "Internal error occurred"),
+            );
         }
         _ => {}
     }
@@ -42,32 +46,39 @@ pub(super) async fn patch_node(
         let message = format!(
             "the body of the request was in an unknown format - accepted media types include: {MERGE_PATCH}"
         );
-        return responses::failure(&responses::status(415, "UnsupportedMediaType", message));
+        return responses::failure(encoding, responses::status(415, "UnsupportedMediaType", message));
     }
     match serde_json::from_slice(&body) {
-        Ok(patch) => answer(&shared, resource, &name, &patch),
-        Err(error) => responses::failure(&responses::status(400, "BadRequest", error.to_string())),
+        Ok(patch) => answer(&shared, resource, &name, &patch, encoding),
+        Err(error) => responses::failure(encoding, responses::status(400, "BadRequest", error.to_string())),
     }
 }
 
 /// Changes the object and returns it. As in the real server, a patch that changes nothing makes no
 /// new version.
-fn answer(shared: &Shared, resource: &'static Resource, name: &str, patch: &Value) -> Response {
+fn answer(
+    shared: &Shared,
+    resource: &'static Resource,
+    name: &str,
+    patch: &Value,
+    encoding: Encoding,
+) -> Response {
     let patched = shared.change_store(|store| {
         let Some(old) = store.get(resource.plural, format!("/{name}")).cloned() else { return Ok(None) };
-        let mut new = old.clone();
+        let mut new = old.value().clone();
         merge(&mut new, patch);
-        if new != old {
+        if new != *old.value() {
             store.put(new)?;
         }
         anyhow::Ok(store.get(resource.plural, format!("/{name}")).cloned())
     });
     match patched {
-        Ok(Some(object)) => responses::whole(StatusCode::OK, &object),
-        Ok(None) => {
-            responses::failure(&responses::status(404, "NotFound", format!("nodes {name:?} not found")))
-        }
-        Err(error) => responses::failure(&responses::status(422, "Invalid", format!("{error:#}"))),
+        Ok(Some(object)) => responses::whole(encoding, StatusCode::OK, &object),
+        Ok(None) => responses::failure(
+            encoding,
+            responses::status(404, "NotFound", format!("nodes {name:?} not found")),
+        ),
+        Err(error) => responses::failure(encoding, responses::status(422, "Invalid", format!("{error:#}"))),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use http::{HeaderMap, HeaderValue, Uri};
 
-use super::{Resource, Verb};
+use super::{Encoding, Resource, Verb};
 
 /// A request that the server received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +38,20 @@ impl Request {
                 .filter_map(|(name, value)| Some((name.to_string(), text(value)?)))
                 .collect(),
         }
+    }
+
+    /// The encoding of the answer.
+    pub fn encoding(&self) -> Encoding {
+        Encoding::negotiate(self.accept()).unwrap_or_default()
+    }
+
+    /// Returns true if the client accepts an encoding that the server has.
+    pub(super) fn is_acceptable(&self) -> bool {
+        Encoding::negotiate(self.accept()).is_some()
+    }
+
+    fn accept(&self) -> Option<&str> {
+        self.headers.get("accept").map(String::as_str)
     }
 
     pub(super) fn accepts_gzip(&self) -> bool {

@@ -10,16 +10,30 @@ use flate2::{Compression, write::GzEncoder};
 use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
-use super::{Resource, faults::Verb, rights::Attributes};
+use super::{Encoding, Resource, faults::Verb, rights::Attributes, stored::Stored};
 
-/// Returns a complete JSON response.
-pub(super) fn whole(status: StatusCode, body: &Value) -> Response {
-    stream(status, Body::from(format!("{body}\n")))
+/// Returns a complete response with an object.
+pub(super) fn whole(encoding: Encoding, status: StatusCode, object: &Stored) -> Response {
+    match encoding.object(object) {
+        Ok(body) => stream(encoding.content_type(), status, Body::from(body)),
+        Err(error) => not_encoded(&error),
+    }
 }
 
-/// Returns a JSON response with gzip. `body` is compressed already.
-pub(super) fn compressed(body: Body) -> Response {
-    let mut response = stream(StatusCode::OK, body);
+/// Returns the answer if an object has no protobuf encoding here. It is JSON, which each Status
+/// has.
+pub(super) fn not_encoded(error: &anyhow::Error) -> Response {
+    failure(Encoding::Json, internal_error(error))
+}
+
+/// Returns the Status of an object that has no encoding here.
+pub(super) fn internal_error(error: &anyhow::Error) -> Value {
+    status(500, "InternalError", format!("{error:#}"))
+}
+
+/// Returns a response with gzip. `body` is compressed already.
+pub(super) fn compressed(content_type: &'static str, body: Body) -> Response {
+    let mut response = stream(content_type, StatusCode::OK, body);
     response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     response
 }
@@ -32,9 +46,9 @@ pub(super) fn gzip(text: &[u8]) -> Vec<u8> {
 }
 
 /// Returns a response with any body.
-pub(super) fn stream(status: StatusCode, body: Body) -> Response {
+pub(super) fn stream(content_type: &'static str, status: StatusCode, body: Body) -> Response {
     let head = [
-        (header::CONTENT_TYPE, "application/json"),
+        (header::CONTENT_TYPE, content_type),
         (header::CACHE_CONTROL, "no-cache, private"),
         (header::HeaderName::from_static("audit-id"), "00000000-0000-4000-8000-000000000000"),
     ];
@@ -49,14 +63,22 @@ pub(super) fn status(code: u16, reason: &str, message: impl Into<String>) -> Val
     })
 }
 
-pub(super) fn failure(body: &Value) -> Response {
+/// Returns the answer with a `Status` of failure.
+pub(super) fn failure(encoding: Encoding, body: Value) -> Response {
     let code = body["code"].as_u64().and_then(|code| u16::try_from(code).ok());
     let code = code.and_then(|code| StatusCode::from_u16(code).ok());
-    whole(code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), body)
+    whole(encoding, code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), &Stored::new(body))
 }
 
-pub(super) fn not_found() -> Response {
-    failure(&status(404, "NotFound", "the server could not find the requested resource"))
+pub(super) fn not_found(encoding: Encoding) -> Response {
+    failure(encoding, status(404, "NotFound", "the server could not find the requested resource"))
+}
+
+/// Returns the answer to a request that accepts no encoding of the server.
+pub(super) fn not_acceptable() -> Response {
+    let message = "only the following media types are accepted: application/json, \
+                   application/vnd.kubernetes.protobuf";
+    failure(Encoding::Json, status(406, "NotAcceptable", message))
 }
 
 pub(super) fn unauthorized() -> Value {
@@ -119,12 +141,6 @@ pub(super) fn too_large(version: u64, current: u64) -> Value {
 /// Returns the `ERROR` event of a watch that asks for compacted history.
 pub(super) fn too_old(version: u64, compacted: u64) -> Value {
     status(410, "Expired", format!("too old resource version: {version} ({compacted})"))
-}
-
-/// Returns one line of a watch.
-pub(super) fn event(event_type: &str, object: &Value) -> String {
-    // The type comes first, as the server writes it.
-    format!("{{\"type\":\"{event_type}\",\"object\":{object}}}\n")
 }
 
 /// Returns the object of a bookmark.

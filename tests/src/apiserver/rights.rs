@@ -13,7 +13,7 @@ use http::{Method, Uri};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{ApiServer, Resource, Shared, Verb, lock, responses};
+use super::{ApiServer, Encoding, Resource, Shared, Verb, lock, responses};
 
 /// What a request asks for, as `RequestInfo` of the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,9 +204,10 @@ impl ApiServer {
 /// Answers a request, or refuses it if the client has no right to it.
 pub(super) async fn authorize(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     let asked = Attributes::of(request.method(), request.uri());
+    let encoding = Encoding::of(request.headers());
     let is_refused = |asked: &Attributes| lock(&shared.rights).as_mut().is_some_and(|all| !all.grant(asked));
     match asked {
-        Some(asked) if is_refused(&asked) => responses::failure(&responses::forbidden(&asked)),
+        Some(asked) if is_refused(&asked) => responses::failure(encoding, responses::forbidden(&asked)),
         _ => next.run(request).await,
     }
 }

@@ -1,10 +1,6 @@
 //! Serves the paths of the API server, and chooses between a correct answer and a fault.
 
-use std::{
-    io,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{io, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -20,8 +16,8 @@ use serde_json::Value;
 use tokio::{net::TcpListener, task::JoinHandle};
 
 use super::{
-    Fault, Query, Request, Resource, Shared, Verb, faults::BREAK_DELAY, list, lock, patch, responses, rights,
-    watch,
+    Encoding, Fault, Query, Request, Resource, Shared, Verb, faults::BREAK_DELAY, list, lock, patch,
+    responses, rights, stored::Stored, watch,
 };
 
 /// The path at which Events are created.
@@ -42,8 +38,10 @@ pub(super) fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()
             answer(&shared, resource, Request::new(resource, &uri, &headers, Query(query))).await
         };
         router = router.route(&resource.path(), get(answer));
-        let object = move |State(shared): State<Arc<Shared>>, Path(names): Path<Vec<(String, String)>>| {
-            std::future::ready(object(&shared, resource, &names))
+        let object = move |State(shared): State<Arc<Shared>>,
+                           Path(names): Path<Vec<(String, String)>>,
+                           headers: HeaderMap| {
+            std::future::ready(object(&shared, resource, &names, Encoding::of(&headers)))
         };
         let of_object = get(object);
         let of_object =
@@ -71,7 +69,7 @@ pub(super) fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()
 }
 
 /// Creates an Event. Like the real server, it requires the namespace of the object that the Event
-/// is about (`ValidateEventCreate`).
+/// is about (`ValidateEventCreate`). The answer is JSON, also to clients that prefer protobuf.
 async fn create_event(
     State(shared): State<Arc<Shared>>,
     Path(namespace): Path<String>,
@@ -79,85 +77,108 @@ async fn create_event(
 ) -> Response {
     let about = event["regarding"]["namespace"].as_str().unwrap_or(DEFAULT_NAMESPACE);
     if event["metadata"]["namespace"] != *namespace || about != namespace {
-        return responses::failure(&responses::status(422, "Invalid", "the namespaces do not match"));
+        let status = responses::status(422, "Invalid", "the namespaces do not match");
+        return responses::failure(Encoding::Json, status);
     }
     lock(&shared.events).push(event.clone());
-    responses::whole(StatusCode::CREATED, &event)
+    responses::whole(Encoding::Json, StatusCode::CREATED, &Stored::new(event))
 }
 
-async fn not_found() -> Response {
-    responses::not_found()
+async fn not_found(headers: HeaderMap) -> Response {
+    responses::not_found(Encoding::of(&headers))
 }
 
 /// Returns one object. `names` has its namespace, if it has one, and its name.
-fn object(shared: &Shared, resource: &Resource, names: &[(String, String)]) -> Response {
+fn object(shared: &Shared, resource: &Resource, names: &[(String, String)], encoding: Encoding) -> Response {
     let key = names.iter().fold(String::new(), |key, (_, name)| key + "/" + name);
     match shared.store().get(resource.plural, key) {
-        Some(object) => responses::whole(StatusCode::OK, object),
-        None => responses::not_found(),
+        Some(object) => responses::whole(encoding, StatusCode::OK, object),
+        None => responses::not_found(encoding),
     }
 }
 
 async fn answer(shared: &Arc<Shared>, resource: &'static Resource, request: Request) -> Response {
-    let verb = request.verb;
     lock(&shared.requests).push(request.clone());
+    let encoding = request.encoding();
     if !shared.accepts_token(&request) {
-        return responses::failure(&responses::unauthorized());
+        return responses::failure(encoding, responses::unauthorized());
+    }
+    if !request.is_acceptable() {
+        return responses::not_acceptable();
     }
     if let Some(refusal) = shared.version().refusal(resource, &request) {
         return refusal;
     }
-    let query = &request.query;
     let fault = shared.fault(&request);
     if fault == Some(Fault::Slow) {
         tokio::time::sleep(SLOW_ANSWER_DELAY).await;
     }
-    if query
-        .get("resourceVersion")
-        .is_some_and(|version| !version.is_empty() && version.parse::<u64>().is_err())
-    {
-        let message = format!("resourceVersion: Invalid value: {:?}", query.get("resourceVersion"));
-        return responses::failure(&responses::status(422, "Invalid", message));
+    let version = request.query.get("resourceVersion").filter(|version| !version.is_empty());
+    if version.is_some_and(|version| version.parse::<u64>().is_err()) {
+        let message = format!("resourceVersion: Invalid value: {version:?}");
+        return responses::failure(encoding, responses::status(422, "Invalid", message));
+    }
+    if let Some(status) = fault.and_then(|fault| status_of(fault, resource, request.verb)) {
+        return responses::failure(encoding, status);
     }
     match fault {
-        Some(Fault::Unauthorized) => responses::failure(&responses::unauthorized()),
-        Some(Fault::Forbidden) => responses::failure(&responses::forbidden_list(resource, verb)),
-        Some(Fault::Gone | Fault::ExpireContinue) => responses::failure(&responses::continue_expired()),
-        Some(Fault::RefuseStreaming) => responses::failure(&responses::streaming_refused()),
-        Some(Fault::InternalError) => {
-            responses::failure(&responses::status(500, "InternalError", "Internal error occurred"))
-        }
         Some(Fault::Hang) => {
             let _ = shared.down.subscribe().wait_for(|down| *down).await;
             let parts = stream::once(async { Err::<bytes::Bytes, _>(connection_aborted()) });
-            responses::stream(StatusCode::OK, Body::from_stream(parts))
+            responses::stream(encoding.content_type(), StatusCode::OK, Body::from_stream(parts))
         }
-        fault if verb != Verb::List => watch::answer(shared, resource, &request, fault),
-        Some(Fault::BreakMidBody) => broken(br#"{"kind":"List","items":[{"metadata":"#.to_vec()),
-        Some(Fault::NotJson) => responses::stream(StatusCode::OK, Body::from("<html>no JSON</html>")),
-        Some(Fault::EmptyBody) => responses::stream(StatusCode::OK, Body::empty()),
-        Some(Fault::HangAfterHead) => {
+        fault if request.verb != Verb::List => watch::answer(shared, resource, &request, fault),
+        Some(fault) => faulty_list(shared, resource, &request, fault),
+        None => list::answer(shared, resource, &request),
+    }
+}
+
+/// Returns the Status that a fault answers with, if it is such a fault.
+fn status_of(fault: Fault, resource: &Resource, verb: Verb) -> Option<Value> {
+    Some(match fault {
+        Fault::Unauthorized => responses::unauthorized(),
+        Fault::Forbidden => responses::forbidden_list(resource, verb),
+        Fault::Gone | Fault::ExpireContinue => responses::continue_expired(),
+        Fault::RefuseStreaming => responses::streaming_refused(),
+        Fault::InternalError => responses::status(500, "InternalError", "Internal error occurred"),
+        _ => return None,
+    })
+}
+
+/// Answers a list request with a fault in the body. Faults of watches have no effect.
+fn faulty_list(
+    shared: &Arc<Shared>,
+    resource: &'static Resource,
+    request: &Request,
+    fault: Fault,
+) -> Response {
+    let encoding = request.encoding();
+    let with_body = |body| responses::stream(encoding.content_type(), StatusCode::OK, body);
+    match fault {
+        Fault::BreakMidBody => match list::first_half(encoding, resource) {
+            Ok(half) => broken(encoding, half),
+            Err(error) => responses::not_encoded(&error),
+        },
+        Fault::NotJson => with_body(Body::from("<html>no JSON</html>")),
+        Fault::EmptyBody => with_body(Body::empty()),
+        Fault::HangAfterHead => {
             let mut down = shared.down.subscribe();
             let silence =
                 async move { down.wait_for(|down| *down).await.map_err(io::Error::other).map(drop) };
-            let body = stream::once(async { silence.await.map(|()| bytes::Bytes::new()) });
-            responses::stream(StatusCode::OK, Body::from_stream(body))
+            with_body(Body::from_stream(stream::once(async { silence.await.map(|()| bytes::Bytes::new()) })))
         }
-        _ => {
-            let has_cache = !shared.has_no_cache.load(Ordering::Relaxed);
-            list::answer(&shared.store(), resource, query, has_cache, request.accepts_gzip())
-        }
+        _ => list::answer(shared, resource, request),
     }
 }
 
 /// Returns a response whose connection breaks after `part` of the body.
-fn broken(part: Vec<u8>) -> Response {
+fn broken(encoding: Encoding, part: Vec<u8>) -> Response {
     let error = async {
         tokio::time::sleep(BREAK_DELAY).await;
         Err(connection_aborted())
     };
     let parts = stream::once(std::future::ready(Ok(bytes::Bytes::from(part)))).chain(stream::once(error));
-    responses::stream(StatusCode::OK, Body::from_stream(parts))
+    responses::stream(encoding.content_type(), StatusCode::OK, Body::from_stream(parts))
 }
 
 fn connection_aborted() -> io::Error {

@@ -1,10 +1,12 @@
 //! Stores the objects, their resource versions, and the history from which watches and consistent
 //! pages are made.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
+
+use super::stored::Stored;
 
 /// A kind of object that the server has.
 #[derive(Debug, PartialEq, Eq)]
@@ -81,8 +83,8 @@ pub(super) struct Change {
     pub(super) version: u64,
     pub(super) plural: &'static str,
     pub(super) key: String,
-    pub(super) old: Option<Value>,
-    pub(super) new: Option<Value>,
+    pub(super) old: Option<Arc<Stored>>,
+    pub(super) new: Option<Arc<Stored>>,
 }
 
 /// All data of the server.
@@ -91,7 +93,7 @@ pub(super) struct Store {
     version: u64,
     /// Changes up to this version have been deleted from the history.
     compacted: u64,
-    objects: BTreeMap<(&'static str, String), Value>,
+    objects: BTreeMap<(&'static str, String), Arc<Stored>>,
     history: Vec<Change>,
 }
 
@@ -133,12 +135,12 @@ impl Store {
         let metadata = &mut object["metadata"];
         if metadata["uid"].is_null() {
             metadata["uid"] = match &old {
-                Some(old) => old["metadata"]["uid"].clone(),
+                Some(old) => old.value()["metadata"]["uid"].clone(),
                 None => json!(format!("00000000-0000-4000-8000-{:012x}", self.version)),
             };
         }
         metadata["resourceVersion"] = json!(self.version.to_string());
-        self.change(resource.plural, key, old, Some(object));
+        self.change(resource.plural, key, old, Some(Arc::new(Stored::new(object))));
         Ok(self.version)
     }
 
@@ -148,7 +150,7 @@ impl Store {
         let key = key(resource, &object)?;
         let version = object["metadata"]["resourceVersion"].as_str().context("no resourceVersion")?;
         self.advance_to(version.parse().context("resourceVersion")?);
-        self.objects.insert((resource.plural, key), object);
+        self.objects.insert((resource.plural, key), Arc::new(Stored::new(object)));
         Ok(())
     }
 
@@ -165,21 +167,21 @@ impl Store {
     }
 
     /// Returns an object.
-    pub(super) fn get(&self, plural: &'static str, key: String) -> Option<&Value> {
+    pub(super) fn get(&self, plural: &'static str, key: String) -> Option<&Arc<Stored>> {
         self.objects.get(&(plural, key))
     }
 
     /// Returns the objects of a resource as of `version`, in the order of their keys.
-    pub(super) fn list(&self, plural: &'static str, version: u64) -> BTreeMap<String, Value> {
+    pub(super) fn list(&self, plural: &'static str, version: u64) -> BTreeMap<&str, &Arc<Stored>> {
         let of_plural =
             self.objects.range((plural, String::new())..).take_while(|((of, _), _)| *of == plural);
-        let mut objects: BTreeMap<String, Value> =
-            of_plural.map(|((_, key), object)| (key.clone(), object.clone())).collect();
+        let mut objects: BTreeMap<&str, &Arc<Stored>> =
+            of_plural.map(|((_, key), object)| (&**key, object)).collect();
         let undo = self.history.iter().rev().take_while(|change| change.version > version);
         for change in undo.filter(|change| change.plural == plural) {
             match &change.old {
-                Some(old) => objects.insert(change.key.clone(), old.clone()),
-                None => objects.remove(&change.key),
+                Some(old) => objects.insert(&change.key, old),
+                None => objects.remove(&*change.key),
             };
         }
         objects
@@ -190,9 +192,15 @@ impl Store {
         self.history.iter().filter(move |change| change.version > version && change.plural == plural)
     }
 
-    fn change(&mut self, plural: &'static str, key: String, old: Option<Value>, new: Option<Value>) {
+    fn change(
+        &mut self,
+        plural: &'static str,
+        key: String,
+        old: Option<Arc<Stored>>,
+        new: Option<Arc<Stored>>,
+    ) {
         match &new {
-            Some(object) => self.objects.insert((plural, key.clone()), object.clone()),
+            Some(object) => self.objects.insert((plural, key.clone()), Arc::clone(object)),
             None => self.objects.remove(&(plural, key.clone())),
         };
         self.history.push(Change { version: self.version, plural, key, old, new });

@@ -47,11 +47,12 @@ impl KubernetesVersion {
 
     /// Returns the answer to a request that this version refuses.
     pub(super) fn refusal(self, resource: &Resource, request: &Request) -> Option<Response> {
+        let encoding = request.encoding();
         if !self.serves(resource) {
-            return Some(responses::not_found());
+            return Some(responses::not_found(encoding));
         }
         if request.verb == Verb::WatchList && !self.streams_lists() {
-            return Some(responses::failure(&responses::streaming_refused()));
+            return Some(responses::failure(encoding, responses::streaming_refused()));
         }
         let selector = request.query.get("fieldSelector").unwrap_or_default();
         let mut fields = selector.split(',').filter_map(|term| term.split(['!', '=']).next());
@@ -59,7 +60,7 @@ impl KubernetesVersion {
         let [name, namespace] = COMMON_FIELDS;
         let message =
             format!("\"{unknown}\" is not a known field selector: only \"{name}\", \"{namespace}\"");
-        Some(responses::failure(&responses::status(400, "BadRequest", message)))
+        Some(responses::failure(encoding, responses::status(400, "BadRequest", message)))
     }
 
     /// Removes the fields that this version does not have, or whose feature gate is off.

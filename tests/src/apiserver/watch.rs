@@ -13,11 +13,12 @@ use tokio::{
 };
 
 use super::{
-    Request, Resource, Shared,
+    Encoding, Request, Resource, Shared,
     faults::{BREAK_DELAY, Fault, Interruption, WrongVersion},
     responses,
     selectors::Selectors,
     store::{Change, Store},
+    stored::Stored,
 };
 
 /// The interval of bookmarks.
@@ -31,6 +32,7 @@ struct Watch {
     resource: &'static Resource,
     selectors: Selectors,
     bookmarks: bool,
+    encoding: Encoding,
     /// All changes up to this version were sent.
     version: u64,
     /// The requested start version. If it is in the future, the watch waits for it, as upstream
@@ -39,6 +41,9 @@ struct Watch {
     wrong_version: Option<WrongVersion>,
     out: mpsc::Sender<io::Result<Bytes>>,
 }
+
+/// The type of an event, and its object.
+type Event = (&'static str, Arc<Stored>);
 
 /// The connection is closed, or the watch has ended.
 struct WatchEnded;
@@ -51,23 +56,25 @@ pub(super) fn answer(
     fault: Option<Fault>,
 ) -> Response {
     let query = &request.query;
+    let encoding = request.encoding();
     let streaming = query.is("sendInitialEvents") && fault != Some(Fault::IgnoreStreaming);
     if streaming && query.get("resourceVersionMatch") != Some("NotOlderThan") {
         let message = "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to \
                        NotOlderThan";
-        return responses::failure(&responses::status(422, "Invalid", message));
+        return responses::failure(encoding, responses::status(422, "Invalid", message));
     }
     let (out, lines) = mpsc::channel(64);
     let from: u64 = query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or_default();
     let current = shared.store().version();
     if streaming && from > current {
-        return responses::failure(&responses::too_large(from, current));
+        return responses::failure(encoding, responses::too_large(from, current));
     }
     let watch = Watch {
         shared: Arc::clone(shared),
         resource,
         selectors: query.selectors(),
         bookmarks: query.is("allowWatchBookmarks"),
+        encoding,
         version: from,
         from,
         wrong_version: match fault {
@@ -84,12 +91,13 @@ pub(super) fn answer(
     tokio::spawn(watch.run(streaming, fault, until, changes, interruptions));
     let lines =
         stream::unfold(lines, |mut lines| async move { lines.recv().await.map(|line| (line, lines)) });
+    let content_type = encoding.content_type_of_watch();
     if streaming && request.accepts_gzip() && shared.version().compresses_streams() {
         // Each flush ends a gzip member (`perFlushGzipWriter`).
         let members = lines.map(|line| line.map(|line| responses::gzip(&line)));
-        return responses::compressed(Body::from_stream(members));
+        return responses::compressed(content_type, Body::from_stream(members));
     }
-    responses::stream(StatusCode::OK, Body::from_stream(lines))
+    responses::stream(content_type, StatusCode::OK, Body::from_stream(lines))
 }
 
 impl Watch {
@@ -139,58 +147,49 @@ impl Watch {
     /// Sends what precedes the changes: the existing objects, for a watch without a version or from
     /// version 0.
     async fn begin(&mut self, streaming: bool) -> Result<(), WatchEnded> {
-        let (lines, version) = {
+        let (events, version) = {
             let store = self.shared.store();
             if !streaming && self.version > 0 && self.version < store.compacted() {
-                let expired = responses::too_old(self.version, store.compacted());
-                (Err(responses::event("ERROR", &expired)), 0)
+                (Err(responses::too_old(self.version, store.compacted())), 0)
             } else if streaming || self.version == 0 {
                 (Ok(self.initial(&store)), store.version())
             } else {
                 (Ok(Vec::new()), self.version)
             }
         };
-        match lines {
-            Ok(lines) => {
-                for line in lines {
-                    self.send(line).await?;
-                }
-            }
-            Err(expired) => {
-                self.send(expired).await?;
-                return Err(WatchEnded);
-            }
+        match events {
+            Ok(events) => self.send_all(events).await?,
+            Err(expired) => return self.fail(expired).await,
         }
         self.version = version;
         if streaming { self.bookmark(true).await } else { Ok(()) }
     }
 
-    fn initial(&self, store: &Store) -> Vec<String> {
+    fn initial(&self, store: &Store) -> Vec<Event> {
         let objects = store.list(self.resource.plural, store.version());
-        let selected = objects.values().filter(|object| self.selectors.matches(object));
-        selected.map(|object| responses::event("ADDED", object)).collect()
+        let selected = objects.values().filter(|object| self.selectors.matches(object.value()));
+        selected.map(|object| ("ADDED", Arc::clone(object))).collect()
     }
 
     async fn catch_up(&mut self) -> Result<(), WatchEnded> {
-        let (lines, version) = {
+        let (events, version) = {
             let store = self.shared.store();
             let changes = store.since(self.resource.plural, self.version);
             let changes = changes.filter(|change| change.version > self.from);
-            let lines: Vec<String> = changes.filter_map(|change| self.line(change)).collect();
-            (lines, store.version())
+            let events: Vec<Event> = changes.filter_map(|change| self.event(change)).collect();
+            (events, store.version())
         };
-        for line in lines {
-            self.send(line).await?;
-        }
+        self.send_all(events).await?;
         self.version = version;
         Ok(())
     }
 
-    /// Returns the line of a change as a watcher with these selectors sees it.
-    fn line(&self, change: &Change) -> Option<String> {
-        let selected =
-            |object: &Option<Value>| object.clone().filter(|object| self.selectors.matches(object));
-        let (event, mut object) = match (selected(&change.old), selected(&change.new)) {
+    /// Returns the event of a change as a watcher with these selectors sees it.
+    fn event(&self, change: &Change) -> Option<Event> {
+        let selected = |object: &Option<Arc<Stored>>| {
+            object.as_ref().filter(|object| self.selectors.matches(object.value())).cloned()
+        };
+        let (event, object) = match (selected(&change.old), selected(&change.new)) {
             (None, Some(new)) => ("ADDED", new),
             (Some(_), Some(new)) => ("MODIFIED", new),
             (Some(old), None) => ("DELETED", old),
@@ -199,8 +198,7 @@ impl Watch {
         let version = self
             .wrong_version
             .map_or_else(|| change.version.to_string(), |wrong_version| wrong_version.text(change.version));
-        object["metadata"]["resourceVersion"] = version.into();
-        Some(responses::event(event, &object))
+        Some((event, with_version(object, version)))
     }
 
     async fn bookmark(&mut self, ends_list: bool) -> Result<(), WatchEnded> {
@@ -208,7 +206,26 @@ impl Watch {
             return Ok(());
         }
         let object = responses::bookmark(self.resource, self.version, ends_list);
-        self.send(responses::event("BOOKMARK", &object)).await
+        self.send_all(vec![("BOOKMARK", Arc::new(Stored::new(object)))]).await
+    }
+
+    /// Sends a Status as the last event.
+    async fn fail(&self, status: Value) -> Result<(), WatchEnded> {
+        // Each Status has an encoding.
+        let event = self.encoding.event("ERROR", &Stored::new(status)).map_err(|_| WatchEnded)?;
+        self.send(event).await?;
+        Err(WatchEnded)
+    }
+
+    /// Sends events. If an object has no encoding, the watch ends with an error that says so.
+    async fn send_all(&self, events: Vec<Event>) -> Result<(), WatchEnded> {
+        for (event_type, object) in events {
+            match self.encoding.event(event_type, &object) {
+                Ok(event) => self.send(event).await?,
+                Err(error) => return self.fail(responses::internal_error(&error)).await,
+            }
+        }
+        Ok(())
     }
 
     async fn inject_fault(&mut self, fault: Option<Fault>) -> Result<(), WatchEnded> {
@@ -217,7 +234,7 @@ impl Watch {
             Some(Fault::BreakMidBody) => self.interrupt(Interruption::BreakMidEvent).await,
             Some(Fault::ExpiredInStream) => self.interrupt(Interruption::Expire).await,
             Some(Fault::EmptyBody) => Err(WatchEnded),
-            Some(Fault::NotJson) => self.send("<html>no JSON</html>\n".to_owned()).await,
+            Some(Fault::NotJson) => self.send(Bytes::from_static(b"<html>no JSON</html>\n")).await,
             _ => Ok(()),
         }
     }
@@ -232,13 +249,13 @@ impl Watch {
             }
             Interruption::Expire => {
                 let version = self.shared.store().version();
-                self.send(responses::event("ERROR", &responses::too_old(self.version, version))).await?;
-                Err(WatchEnded)
+                self.fail(responses::too_old(self.version, version)).await
             }
             Interruption::BreakMidEvent => {
-                let line =
-                    responses::event("MODIFIED", &responses::bookmark(self.resource, self.version, false));
-                self.send(line.get(..line.len() / 2).unwrap_or_default().to_owned()).await?;
+                let object = Stored::new(responses::bookmark(self.resource, self.version, false));
+                if let Ok(event) = self.encoding.event("MODIFIED", &object) {
+                    self.send(event.slice(..event.len() / 2)).await?;
+                }
                 sleep(BREAK_DELAY).await;
                 let _ = self.out.send(Err(io::ErrorKind::ConnectionAborted.into())).await;
                 Err(WatchEnded)
@@ -246,7 +263,18 @@ impl Watch {
         }
     }
 
-    async fn send(&self, line: String) -> Result<(), WatchEnded> {
-        self.out.send(Ok(line.into())).await.map_err(|_| WatchEnded)
+    async fn send(&self, part: Bytes) -> Result<(), WatchEnded> {
+        self.out.send(Ok(part)).await.map_err(|_| WatchEnded)
     }
+}
+
+/// Returns an object with this resource version. If the object has it, it is returned itself,
+/// because its encodings may be made already.
+fn with_version(object: Arc<Stored>, version: String) -> Arc<Stored> {
+    if object.value()["metadata"]["resourceVersion"] == version {
+        return object;
+    }
+    let mut value = object.value().clone();
+    value["metadata"]["resourceVersion"] = version.into();
+    Arc::new(Stored::new(value))
 }

@@ -9,8 +9,8 @@ use super::{
     wire,
 };
 
-/// Returns the message. A missing object is an object without fields, as in the server. A field that
-/// the table does not have is an error, so that nothing is lost unnoticed.
+/// Returns the message. A missing object is an object without fields, as in the server. A field
+/// that the table does not have is an error, so that nothing is lost unnoticed.
 pub(super) fn message(table: &[Field], object: &Value) -> Result<Vec<u8>> {
     if !object.is_object() && !object.is_null() {
         bail!("{object} is no object");

@@ -1,5 +1,6 @@
 //! Objects in protobuf, compared with bytes by hand and with what an independent decoder finds.
 
+mod answers;
 mod decoder;
 
 use anyhow::{Context as _, Result};
