@@ -4,6 +4,8 @@
 //! stages before it. `health`, `metrics` and `probe` only read.
 
 pub mod assembly;
+#[cfg(test)]
+mod captured_log;
 pub mod causes;
 pub mod config;
 pub mod dataplane;

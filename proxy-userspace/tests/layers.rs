@@ -27,6 +27,8 @@ const KUBE: &[&str] = &["kube::", "k8s_openapi"];
 
 const LAYERS: &[Layer] = &[
     layer("assembly", &["config", "dataplane", "kernel"], KUBE),
+    // For tests only.
+    layer("captured_log", &[], KUBE),
     layer("causes", &[], KUBE),
     // `inspect` has the verbs of the command line.
     layer(

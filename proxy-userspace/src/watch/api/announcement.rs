@@ -135,7 +135,6 @@ impl Report {
 mod tests {
     use std::{
         convert::Infallible,
-        io,
         sync::{Arc, Mutex, MutexGuard},
     };
 
@@ -144,6 +143,7 @@ mod tests {
     use tokio::{task::JoinHandle, time::Instant};
 
     use super::*;
+    use crate::captured_log::CapturedLog;
 
     /// A server of one Node.
     #[derive(Clone, Default)]
@@ -257,21 +257,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_refused_patch_is_repeated_with_growing_pauses_and_each_failure_is_logged_once() {
-        let (log, writer) = io::pipe().expect("a pipe");
-        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::new(writer)).finish();
-        let logging = tracing::subscriber::set_default(subscriber);
+        let log = CapturedLog::start();
         let (server, wanted, announcing) = Server::start(&[403, 403, 403, 500, 500, 403]);
         wanted.send_replace(Some(addresses(&["192.0.2.11:4790"])));
         tokio::time::sleep(Duration::from_mins(3)).await;
         announcing.abort();
         let _cancelled = announcing.await;
-        drop(logging);
         let times: Vec<Duration> = server.exchange().patches.iter().map(|(at, _)| *at).collect();
         assert_eq!(times.len(), 7, "{times:?}");
         let pauses: Vec<Duration> = times.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
         let least = [800, 1600, 3200, 6400, 12800, 25600].map(Duration::from_millis);
         assert!(pauses.iter().zip(least).all(|(pause, least)| *pause >= least), "{pauses:?}");
-        let text = io::read_to_string(log).expect("text");
+        let text = log.end();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 4, "{text}");
         for (line, part) in

@@ -177,12 +177,10 @@ fn client(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use tempfile::TempPath;
 
     use super::{super::requests::ignore_api_requests, *};
-    use crate::causes::with_causes;
+    use crate::{captured_log::logged, causes::with_causes};
 
     #[test]
     fn a_master_without_scheme_gets_the_default_scheme() {
@@ -273,12 +271,7 @@ mod tests {
         let variables =
             ProxyVariables::read(|name| (name == "HTTPS_PROXY").then(|| "u:secret@a b".to_owned()));
         let server = "https://192.0.2.1:6443".parse().expect("a URL");
-        let (log, writer) = io::pipe().expect("a pipe");
-        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::new(writer)).finish();
-        tracing::subscriber::with_default(subscriber, || {
-            assert!(choose_proxy(None, &variables, &server).is_none());
-        });
-        let log = io::read_to_string(log).expect("the log");
+        let log = logged(|| assert!(choose_proxy(None, &variables, &server).is_none()));
         assert!(log.contains("variable=\"HTTPS_PROXY\" value=\"***@a b\""), "{log}");
         assert!(log.contains("not a URL like http://192.0.2.1:3128; shunt connects"), "{log}");
         assert_eq!(log.lines().count(), 1, "{log}");

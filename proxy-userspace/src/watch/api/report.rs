@@ -122,22 +122,13 @@ impl Reporter {
 
 #[cfg(test)]
 mod tests {
-    use std::{io, sync::Arc};
-
     use super::*;
+    use crate::captured_log;
 
     /// Returns the lines that `act` logs at the default level.
     fn logged(act: impl FnOnce(&mut Reporter)) -> Vec<String> {
-        let (log, writer) = io::pipe().unwrap();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::INFO)
-            .without_time()
-            .with_ansi(false)
-            .with_writer(Arc::new(writer))
-            .finish();
         let mut reporter = Reporter::new("services", watch::Sender::default(), |status| &mut status.services);
-        tracing::subscriber::with_default(subscriber, || act(&mut reporter));
-        io::read_to_string(log).unwrap().lines().map(str::to_owned).collect()
+        captured_log::logged(|| act(&mut reporter)).lines().map(str::to_owned).collect()
     }
 
     fn failure(class: FailureClass, message: &str) -> Failure {

@@ -3,14 +3,13 @@
 use std::{
     fs,
     fs::File,
-    io,
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use tempfile::TempDir;
 
 use super::{super::*, all, brief, documents, service};
+use crate::captured_log::logged;
 
 /// A directory with one file, `a.yaml`. The test says what time it is and which changes inotify
 /// reports.
@@ -87,14 +86,6 @@ fn a_file_that_stays_away_loses_its_objects() {
     fs::remove_file(bench.path()).unwrap();
     assert_eq!(bench.reported(&["a.yaml"]), NOTHING);
     assert_eq!(bench.after(500), ["Service - a"]);
-}
-
-/// The lines that `act` logs.
-fn logged(act: impl FnOnce()) -> String {
-    let (log, writer) = io::pipe().unwrap();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::new(writer)).finish();
-    tracing::subscriber::with_default(subscriber, act);
-    io::read_to_string(log).unwrap()
 }
 
 #[test]
