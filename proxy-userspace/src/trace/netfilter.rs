@@ -69,7 +69,8 @@ fn table_name(number: u32) -> String {
 /// Removes what a process that was killed left. The kernel does it itself from 5.12 on.
 pub(super) fn remove_leftovers() {
     // A node without nf_tables has none.
-    let _ = packet_trace::remove_leftovers((1..=MOST_TABLES).map(table_name));
+    let names: Vec<String> = (1..=MOST_TABLES).map(table_name).collect();
+    let _ = packet_trace::remove_leftovers(|name| names.iter().any(|ours| ours == name));
 }
 
 /// Traces what netfilter translates.

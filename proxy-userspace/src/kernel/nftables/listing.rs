@@ -33,14 +33,18 @@ pub struct TableListing {
 }
 
 impl Nftables {
+    /// Lists the names of all tables of a family.
+    pub fn list_tables(&mut self, family: IpFamily) -> Result<Vec<Name>, KernelError> {
+        let name = |table: Attributes<'_>| table.string(NFTA_TABLE_NAME).map(Name::from);
+        self.list(NFT_MSG_GETTABLE, family, "tables", |_| {}, name)
+    }
+
     /// Lists the chains and sets of a table.
     pub fn list_table(&mut self, family: IpFamily, table: &str) -> Result<TableListing, KernelError> {
         let object = format!("table {table}");
         let in_table = |found: Attributes<'_>| found.string(NFTA_TABLE_NAME) == Some(table);
         let write_table = |to: &mut MessageBuffer| to.string(NFTA_TABLE_NAME, table);
-        let tables =
-            self.list(NFT_MSG_GETTABLE, family, &object, |_| {}, |found| in_table(found).then_some(()))?;
-        if tables.is_empty() {
+        if !self.list_tables(family)?.iter().any(|name| **name == *table) {
             return Ok(TableListing::default());
         }
         let chains = self.list(NFT_MSG_GETCHAIN, family, &object, write_table, |found| {
