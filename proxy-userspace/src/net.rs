@@ -12,6 +12,40 @@ use std::{
 use ipnet::IpNet;
 pub use proxy_common::{Protocol, layout::DirectScope};
 
+/// An encoding of objects, which the API server may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContentType {
+    /// Kubernetes' protobuf, which is shorter and which takes less to read.
+    Protobuf,
+    /// JSON.
+    Json,
+}
+
+impl ContentType {
+    /// All encodings, the preferred one first.
+    pub const ALL: [Self; 2] = [Self::Protobuf, Self::Json];
+    /// The media types of [`Self::ALL`].
+    pub const NAMES: &[&str] = &[Self::Protobuf.name(), Self::Json.name()];
+
+    /// Returns the media type.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Protobuf => "application/vnd.kubernetes.protobuf",
+            Self::Json => "application/json",
+        }
+    }
+
+    /// Returns the encoding of a media type.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|content_type| content_type.name() == name)
+    }
+
+    /// Returns the header `Accept` for these encodings.
+    pub fn accept(content_types: &[Self]) -> String {
+        content_types.iter().map(|content_type| content_type.name()).collect::<Vec<_>>().join(", ")
+    }
+}
+
 /// An IP family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IpFamily {

@@ -15,6 +15,7 @@ use crate::{
     kernel::{bpf::LogLevel, ipvs::Timeouts},
     mode::{BackstopPolicy, LinksDirect, LinksPath, Mode, SocketsScope},
     model::ModelSettings,
+    net::ContentType,
     node::NodeSettings,
 };
 
@@ -29,6 +30,8 @@ pub enum ObjectSource {
         kubeconfig: Option<PathBuf>,
         /// `--master`: the addresses of the API server.
         servers: Vec<String>,
+        /// The encodings of objects that the server may use, the preferred one first.
+        content_types: Vec<ContentType>,
     },
 }
 

@@ -11,6 +11,7 @@ use crate::{
     mode::{
         BackstopPolicy, DsrReturn, LinksDirect, LinksMasquerade, LinksPath, LinksXdp, Mode, SocketsScope,
     },
+    net::ContentType,
 };
 
 /// One field of the configuration.
@@ -94,7 +95,6 @@ const TABLE_SIZE: Kind = Kind::Integer { min: 251, max: 262_139 };
 const COUNTED: Kind = Kind::Integer { min: 1, max: 65_535 };
 
 const WINDOWS: &str = "it is for Windows";
-const JSON_ONLY: &str = "shunt reads objects from the API server as JSON";
 const NOT_LIMITED: &str = "shunt opens a few watches and retries with backoff; it needs no request limit";
 const SOURCE_FILES: &str = "it names source files of kube-proxy; use shunt.logFilter";
 const WATCHING: &str = "shunt watches all objects and does not list them on a timer";
@@ -109,9 +109,9 @@ const FIELDS: &[Field] = &[
     field_of("kind", Kind::OneOf(&["KubeProxyConfiguration"])),
     field_of("featureGates", Kind::FeatureGates),
     field_of("clientConnection.kubeconfig", Kind::Text),
-    without_effect("clientConnection.acceptContentTypes", Kind::Text, JSON_ONLY),
-    without_effect("clientConnection.contentType", Kind::Text, JSON_ONLY)
-        .default("application/vnd.kubernetes.protobuf"),
+    field_of("clientConnection.acceptContentTypes", Kind::Text),
+    field_of("clientConnection.contentType", Kind::OneOf(ContentType::NAMES))
+        .default(ContentType::Protobuf.name()),
     without_effect("clientConnection.qps", Kind::Number, NOT_LIMITED).default("5").zero_is_unset(),
     without_effect("clientConnection.burst", NOT_NEGATIVE, NOT_LIMITED).default("10").zero_is_unset(),
     field_of("logging.format", Kind::OneOf(&["text", "json"])).default("text"),

@@ -68,11 +68,12 @@ async fn objects(
             let status = source.status();
             measured(Box::pin(source.run(to)), status, &outputs).await
         }
-        ObjectSource::Api { kubeconfig, servers } => {
+        ObjectSource::Api { kubeconfig, servers, content_types } => {
             let on_request = count_requests(&outputs);
             let client = watch::kube_client(kubeconfig.as_deref(), servers, &proxies, &on_request).await?;
             pods.set_client(&client);
-            let source = ApiSource::new(client.clone(), &*config.model.node_name);
+            let source = ApiSource::new(client.clone(), &*config.model.node_name)
+                .with_content_types(content_types.clone());
             // Only the nftables mode has rules about Service CIDRs.
             let needs_cidrs = config.mode == Mode::Nftables;
             let source = if needs_cidrs { source.with_service_cidrs() } else { source };

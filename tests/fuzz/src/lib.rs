@@ -29,10 +29,11 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "frames", run: frames::run },
     Target { name: "netlink", run: netlink::run },
     Target { name: "objects", run: objects::run },
+    Target { name: "protobuf", run: objects::run_protobuf },
     Target { name: "manifests", run: manifests::run },
     Target { name: "kubeconfig", run: kubeconfig::run },
     Target { name: "http", run: http::run },

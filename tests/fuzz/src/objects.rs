@@ -1,13 +1,14 @@
 //! Lists and watches of Services, EndpointSlices, Nodes and ServiceCIDRs, as the API server sends
-//! them, down to the model.
+//! them in JSON and in protobuf, down to the model.
 
 use std::convert::Infallible;
 
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response, header::CONTENT_TYPE};
 use http_body_util::Full;
 use kube::client::Body;
 use proxy_userspace::{
     model::{Delta, Model, ModelSettings, NodeFacts, WatchEvent},
+    net::ContentType,
     watch::ApiSource,
 };
 use tokio::{runtime::Builder, sync::mpsc, task::yield_now};
@@ -19,9 +20,18 @@ const NODE: &str = "node1";
 const TURNS: u32 = 64;
 
 pub(crate) fn run(input: &[u8]) {
+    apply(input, ContentType::Json);
+}
+
+pub(crate) fn run_protobuf(input: &[u8]) {
+    apply(input, ContentType::Protobuf);
+}
+
+/// Makes a model of what the API server answers.
+fn apply(answer: &[u8], content_type: ContentType) {
     let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
     let mut model = model();
-    for event in runtime.block_on(events(input)) {
+    for event in runtime.block_on(events(answer, content_type)) {
         model.apply(event);
         model.resolve();
     }
@@ -39,10 +49,11 @@ pub(crate) fn model() -> Model {
 }
 
 /// Returns what the API source makes of a server that gives this answer to every request.
-async fn events(answer: &[u8]) -> Vec<WatchEvent> {
+async fn events(answer: &[u8], content_type: ContentType) -> Vec<WatchEvent> {
     let answer = Full::from(answer.to_vec());
     let server = service_fn(move |_: Request<Body>| {
-        let answer = Response::new(answer.clone());
+        let mut answer = Response::new(answer.clone());
+        answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type.name()));
         async move { Ok::<_, Infallible>(answer) }
     });
     let source = ApiSource::new(kube::Client::new(server, "default"), NODE).with_service_cidrs();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use proxy_userspace::watch::Timing;
+use proxy_userspace::{net::ContentType, watch::Timing};
 use shunt_tests::apiserver::{Fault, Interruption, Request, Verb};
 
 use super::{
@@ -42,21 +42,23 @@ async fn a_server_that_ignores_streaming_is_listed() -> Result<()> {
 
 #[tokio::test]
 async fn a_server_without_a_cache_is_listed_by_pages() -> Result<()> {
-    let server = server_with(&many_services(1203)).await?;
-    server.disable_cache();
-    server.inject_fault(None, Some(Verb::WatchList), Fault::RefuseStreaming, usize::MAX);
-    let mut scene = Scene::watching(server, patient()).await?;
-    scene.synced().await?;
-    assert_eq!(scene.services.len(), 1203);
-    let lists = scene.requests("services", Verb::List);
-    let versions: Vec<_> = lists.iter().map(|list| list.query.get("resourceVersion")).collect();
-    assert_eq!(versions, [Some("0"), None, None]);
-    assert!(lists.iter().all(|list| list.query.get("limit") == Some("500")));
-    // Later lists have pages too.
-    scene.server.inject_fault(SERVICES, Some(Verb::Watch), Fault::ExpiredInStream, 1);
-    scene.server.interrupt(Interruption::End);
-    scene.requested("services", Verb::List, 6).await?;
-    assert_eq!(scene.requests("services", Verb::List)[3].query.get("limit"), Some("500"));
+    for encoding in ContentType::ALL {
+        let server = server_with(&many_services(1203)).await?;
+        server.disable_cache();
+        server.inject_fault(None, Some(Verb::WatchList), Fault::RefuseStreaming, usize::MAX);
+        let mut scene = Scene::watching_as(encoding, server, patient()).await?;
+        scene.synced().await?;
+        assert_eq!(scene.services.len(), 1203);
+        let lists = scene.requests("services", Verb::List);
+        let versions: Vec<_> = lists.iter().map(|list| list.query.get("resourceVersion")).collect();
+        assert_eq!(versions, [Some("0"), None, None]);
+        assert!(lists.iter().all(|list| list.query.get("limit") == Some("500")));
+        // Later lists have pages too.
+        scene.server.inject_fault(SERVICES, Some(Verb::Watch), Fault::ExpiredInStream, 1);
+        scene.server.interrupt(Interruption::End);
+        scene.requested("services", Verb::List, 6).await?;
+        assert_eq!(scene.requests("services", Verb::List)[3].query.get("limit"), Some("500"));
+    }
     Ok(())
 }
 

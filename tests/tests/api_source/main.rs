@@ -19,7 +19,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use proxy_userspace::{
     model::NamespacedName,
-    net::ProxyVariables,
+    net::{ContentType, ProxyVariables},
     watch::{ApiSource, KindStatus, ignore_api_requests, kube_client},
 };
 use serde_json::json;
@@ -108,13 +108,16 @@ async fn bookmark_updates_the_version_to_resume_from() -> Result<()> {
 
 #[tokio::test]
 async fn expired_history_in_the_stream_leads_to_one_new_list() -> Result<()> {
-    let mut scene = Scene::start(&[service("gone", 1), service("web", 80)], patient()).await?;
-    scene.server.down().await;
-    scene.server.delete("Service", "default", "gone")?;
-    scene.server.inject_fault(SERVICES, Some(Verb::Watch), Fault::ExpiredInStream, 1);
-    scene.server.up().await?;
-    scene.until(|scene| scene.services.len() == 1).await?;
-    assert_eq!(scene.service_log(1), ["services = web"]);
+    for encoding in ContentType::ALL {
+        let mut scene =
+            Scene::start_as(encoding, &[service("gone", 1), service("web", 80)], patient()).await?;
+        scene.server.down().await;
+        scene.server.delete("Service", "default", "gone")?;
+        scene.server.inject_fault(SERVICES, Some(Verb::Watch), Fault::ExpiredInStream, 1);
+        scene.server.up().await?;
+        scene.until(|scene| scene.services.len() == 1).await?;
+        assert_eq!(scene.service_log(1), ["services = web"]);
+    }
     Ok(())
 }
 
@@ -142,37 +145,45 @@ async fn version_before_compaction_leads_to_a_new_list() -> Result<()> {
 
 #[tokio::test]
 async fn connection_cut_within_an_event_loses_nothing() -> Result<()> {
-    let mut scene = Scene::start(&objects(), patient()).await?;
-    for port in 100..110 {
-        scene.server.interrupt(Interruption::BreakMidEvent);
-        scene.server.put(service("web", port))?;
-        scene.port("web", port).await?;
+    for encoding in ContentType::ALL {
+        let mut scene = Scene::start_as(encoding, &objects(), patient()).await?;
+        for port in 100..110 {
+            scene.server.interrupt(Interruption::BreakMidEvent);
+            scene.server.put(service("web", port))?;
+            scene.port("web", port).await?;
+        }
+        // The connections broke, the history did not: nothing was listed again, and no event came
+        // twice.
+        assert_eq!(scene.requests("services", Verb::WatchList).len(), 1);
+        assert_eq!(scene.service_log(1), ["services + web"; 10]);
     }
-    // The connections broke, the history did not: nothing was listed again, and no event came
-    // twice.
-    assert_eq!(scene.requests("services", Verb::WatchList).len(), 1);
-    assert_eq!(scene.service_log(1), ["services + web"; 10]);
     Ok(())
 }
 
 #[tokio::test]
 async fn interrupted_list_is_requested_again() -> Result<()> {
-    let server = server_with(&objects()).await?;
-    server.inject_fault(None, Some(Verb::WatchList), Fault::BreakMidBody, 3);
-    server.inject_fault(None, Some(Verb::WatchList), Fault::RefuseStreaming, usize::MAX);
-    server.inject_fault(None, Some(Verb::List), Fault::BreakMidBody, 6);
-    let mut scene = Scene::watching(server, patient()).await?;
-    scene.synced().await?;
-    assert_eq!(scene.log.len(), 3, "{:?}", scene.log);
+    for encoding in ContentType::ALL {
+        let server = server_with(&objects()).await?;
+        server.inject_fault(None, Some(Verb::WatchList), Fault::BreakMidBody, 3);
+        server.inject_fault(None, Some(Verb::WatchList), Fault::RefuseStreaming, usize::MAX);
+        server.inject_fault(None, Some(Verb::List), Fault::BreakMidBody, 6);
+        let mut scene = Scene::watching_as(encoding, server, patient()).await?;
+        scene.synced().await?;
+        assert_eq!(scene.log.len(), 3, "{:?}", scene.log);
+    }
     Ok(())
 }
 
 #[tokio::test]
 async fn forbidden_and_unauthorized_are_reported_and_retried() -> Result<()> {
-    for (fault, told) in [(Fault::Forbidden, "403"), (Fault::Unauthorized, "401")] {
+    for (encoding, fault, told) in [
+        (ContentType::Protobuf, Fault::Forbidden, "(403): services is forbidden"),
+        (ContentType::Json, Fault::Forbidden, "(403): services is forbidden"),
+        (ContentType::Protobuf, Fault::Unauthorized, "(401): Unauthorized"),
+    ] {
         let server = server_with(&objects()).await?;
         server.inject_fault(SERVICES, None, fault, usize::MAX);
-        let mut scene = Scene::watching(server, patient()).await?;
+        let mut scene = Scene::watching_as(encoding, server, patient()).await?;
         let failing = |kind: &KindStatus| kind.last_error.as_ref().is_some_and(|error| error.contains(told));
         let status = scene.status(|status| failing(&status.services) && status.nodes.synced).await?;
         assert!(!status.services.synced && status.services.connected_since.is_none());
@@ -235,26 +246,32 @@ async fn silently_dead_watch_is_replaced() -> Result<()> {
 
 #[tokio::test]
 async fn errors_and_invalid_data_are_survived() -> Result<()> {
-    let server = server_with(&objects()).await?;
-    for fault in [Fault::InternalError, Fault::NotJson, Fault::EmptyBody] {
-        server.inject_fault(SERVICES, Some(Verb::WatchList), fault, 2);
-        server.inject_fault(SERVICES, Some(Verb::Watch), fault, 2);
+    for encoding in ContentType::ALL {
+        let server = server_with(&objects()).await?;
+        for fault in [Fault::InternalError, Fault::NotJson, Fault::EmptyBody] {
+            server.inject_fault(SERVICES, Some(Verb::WatchList), fault, 2);
+            server.inject_fault(SERVICES, Some(Verb::Watch), fault, 2);
+        }
+        let mut scene = Scene::watching_as(encoding, server, patient()).await?;
+        scene.synced().await?;
+        scene.server.interrupt(Interruption::End);
+        scene.server.put(service("web", 81))?;
+        scene.port("web", 81).await?;
     }
-    let mut scene = Scene::watching(server, patient()).await?;
-    scene.synced().await?;
-    scene.server.interrupt(Interruption::End);
-    scene.server.put(service("web", 81))?;
-    scene.port("web", 81).await
+    Ok(())
 }
 
 #[tokio::test]
 async fn invalid_watch_data_leads_to_a_new_list() -> Result<()> {
-    let mut scene = Scene::start(&objects(), patient()).await?;
-    scene.server.inject_fault(SERVICES, Some(Verb::Watch), Fault::NotJson, usize::MAX);
-    scene.server.interrupt(Interruption::End);
-    scene.requested("services", Verb::WatchList, 2).await?;
-    scene.server.put(service("web", 81))?;
-    scene.port("web", 81).await
+    for encoding in ContentType::ALL {
+        let mut scene = Scene::start_as(encoding, &objects(), patient()).await?;
+        scene.server.inject_fault(SERVICES, Some(Verb::Watch), Fault::NotJson, usize::MAX);
+        scene.server.interrupt(Interruption::End);
+        scene.requested("services", Verb::WatchList, 2).await?;
+        scene.server.put(service("web", 81))?;
+        scene.port("web", 81).await?;
+    }
+    Ok(())
 }
 
 #[tokio::test]
@@ -305,20 +322,22 @@ async fn wrong_versions_cost_at_most_one_list() -> Result<()> {
 
 #[tokio::test]
 async fn one_bad_object_never_stops_the_others() -> Result<()> {
-    let mut bad = service("bad", 80);
-    bad["spec"]["ports"][0]["port"] = json!("eighty");
-    let mut odd = service("odd", 80);
-    odd["spec"]["externalIPs"] = json!(["198.51.100.1", "nonsense"]);
-    let mut scene = Scene::start(&[bad.clone(), odd, service("web", 80)], patient()).await?;
-    assert_eq!(scene.service_log(0), ["services = odd web"]);
-    assert_eq!(scene.services[&NamespacedName::new("default", "odd")].external_ips.len(), 1);
-    // During the watch, the last good version stays.
-    scene.server.put(service("bad", 81))?;
-    scene.port("bad", 81).await?;
-    scene.server.put(bad)?;
-    scene.server.put(service("web", 82))?;
-    scene.port("web", 82).await?;
-    assert_eq!(scene.port_of("bad"), Some(81));
+    for encoding in ContentType::ALL {
+        let mut bad = service("bad", 80);
+        bad["spec"]["ports"][0]["port"] = json!("eighty");
+        let mut odd = service("odd", 80);
+        odd["spec"]["externalIPs"] = json!(["198.51.100.1", "nonsense"]);
+        let mut scene = Scene::start_as(encoding, &[bad.clone(), odd, service("web", 80)], patient()).await?;
+        assert_eq!(scene.service_log(0), ["services = odd web"]);
+        assert_eq!(scene.services[&NamespacedName::new("default", "odd")].external_ips.len(), 1);
+        // During the watch, the last good version stays.
+        scene.server.put(service("bad", 81))?;
+        scene.port("bad", 81).await?;
+        scene.server.put(bad)?;
+        scene.server.put(service("web", 82))?;
+        scene.port("web", 82).await?;
+        assert_eq!(scene.port_of("bad"), Some(81));
+    }
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Context as _, Result};
 use proxy_userspace::{
     model::{Delta, EndpointSlice, NamespacedName, Node, Service, WatchEvent},
-    net::ProxyVariables,
+    net::{ContentType, ProxyVariables},
     watch::{ApiSource, Timing, WatchStatus, ignore_api_requests, kube_client},
 };
 use serde_json::{Value, json};
@@ -52,9 +52,19 @@ pub(crate) struct Scene {
 impl Scene {
     /// Starts a source that watches `server`, which may be down.
     pub(crate) async fn watching(server: ApiServer, timing: Timing) -> Result<Self> {
+        Self::watching_as(ContentType::Protobuf, server, timing).await
+    }
+
+    /// Starts a source that watches `server`, which may be down, in this encoding.
+    pub(crate) async fn watching_as(
+        encoding: ContentType,
+        server: ApiServer,
+        timing: Timing,
+    ) -> Result<Self> {
         let client =
             kube_client(None, &[server.url()], &ProxyVariables::default(), &ignore_api_requests()).await?;
-        Ok(Self::with_source(server, ApiSource::new(client, "node1").with_timing(timing)))
+        let source = ApiSource::new(client, "node1").with_timing(timing);
+        Ok(Self::with_source(server, source.with_content_types(vec![encoding])))
     }
 
     /// Starts a source that reaches `server` somehow.
@@ -68,7 +78,12 @@ impl Scene {
 
     /// Starts a server with these objects, and a source that has listed them.
     pub(crate) async fn start(objects: &[Value], timing: Timing) -> Result<Self> {
-        let mut scene = Self::watching(server_with(objects).await?, timing).await?;
+        Self::start_as(ContentType::Protobuf, objects, timing).await
+    }
+
+    /// Starts a server with these objects, and a source that has listed them in this encoding.
+    pub(crate) async fn start_as(encoding: ContentType, objects: &[Value], timing: Timing) -> Result<Self> {
+        let mut scene = Self::watching_as(encoding, server_with(objects).await?, timing).await?;
         scene.synced().await?;
         Ok(scene)
     }

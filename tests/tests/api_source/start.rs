@@ -54,7 +54,7 @@ async fn requests_of_a_start(is_streaming: bool) -> Result<Vec<String>> {
     let requests = scene.server.requests();
     for Request { headers, .. } in &requests {
         let header = |name: &str| headers.get(name).map_or("", String::as_str);
-        assert_eq!(header("accept"), "application/json");
+        assert_eq!(header("accept"), "application/vnd.kubernetes.protobuf, application/json");
         assert_eq!(header("accept-encoding"), "gzip");
         assert_eq!(header("authorization"), "Bearer t");
         assert!(header("user-agent").starts_with("shunt/"), "{headers:?}");

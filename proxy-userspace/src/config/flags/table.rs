@@ -87,6 +87,8 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
         .help("Addresses of the API server, of which shunt uses one that answers; they override the address in the kubeconfig"),
     flag(SOURCE, "kubeconfig", "clientConnection.kubeconfig", "FILE")
         .help("Kubeconfig for the API server; without it, --master and --manifests, shunt uses the service account of its pod"),
+    flag(SOURCE, "kube-api-content-type", "clientConnection.contentType", "TYPE")
+        .help("How the API server writes objects: application/vnd.kubernetes.protobuf, or JSON if it does not know that; or application/json"),
     always(SOURCE, "manifests", "shunt.manifests", "DIR")
         .help("Read Services, EndpointSlices and Nodes from the manifests in this directory, and watch them for changes, instead of using an API server"),
     always(NODE, "hostname-override", "hostnameOverride", "NAME")
@@ -209,7 +211,6 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     always(NO_EFFECT, "log-text-info-buffer-size", "logging.options.text.infoBufferSize", "BYTES"),
     always(NO_EFFECT, "log-json-split-stream", "logging.options.json.splitStream", SWITCH),
     always(NO_EFFECT, "log-json-info-buffer-size", "logging.options.json.infoBufferSize", "BYTES"),
-    flag(NO_EFFECT, "kube-api-content-type", "clientConnection.contentType", "TYPE"),
     flag(NO_EFFECT, "kube-api-qps", "clientConnection.qps", "NUMBER"),
     flag(NO_EFFECT, "kube-api-burst", "clientConnection.burst", "NUMBER"),
     flag(NO_EFFECT, "config-sync-period", "configSyncPeriod", "DURATION"),

@@ -35,6 +35,7 @@ use crate::{
         Balance, DetectLocalMode, InterfaceGlobs, LinkName, ModelSettings, NodePortAddresses, PortRange,
         XdpPolicy, parse_cidr_sloppy,
     },
+    net::ContentType,
     node::{ConntrackSettings, NodeSettings},
 };
 
@@ -226,7 +227,26 @@ fn source(settings: &mut Settings) -> ObjectSource {
             "must be a URL such as https://192.168.0.1:6443, or several with commas between them",
         );
     }
-    ObjectSource::Api { kubeconfig, servers }
+    ObjectSource::Api { kubeconfig, servers, content_types: content_types(settings) }
+}
+
+/// Returns the encodings that the API server may use, the preferred one first. Any server knows
+/// JSON, so it is the second if no list is given, as with client-go.
+fn content_types(settings: &mut Settings) -> Vec<ContentType> {
+    const LIST: &str = "clientConnection.acceptContentTypes";
+    let names = ContentType::NAMES;
+    if let Some(list) = settings.text(LIST).filter(|list| !list.trim().is_empty()) {
+        let list: Option<Vec<_>> = list.split(',').map(|name| ContentType::named(name.trim())).collect();
+        return list.unwrap_or_else(|| {
+            settings.reject(LIST, format!("must be a list of {}", names.join(" and ")));
+            Vec::new()
+        });
+    }
+    let preferred = settings.text("clientConnection.contentType").and_then(ContentType::named);
+    match preferred {
+        Some(ContentType::Json) => vec![ContentType::Json],
+        Some(ContentType::Protobuf) | None => ContentType::ALL.to_vec(),
+    }
 }
 
 fn is_http_url(text: &str) -> bool {

@@ -16,6 +16,7 @@ use crate::{
     kernel::bpf::LogLevel,
     mode::Mode,
     model::{DetectLocalMode, NodePortAddresses},
+    net::ContentType,
     node::NodeSettings,
     yaml,
 };
@@ -70,11 +71,16 @@ fn invalid(file: Option<&str>, flags: &[&str]) -> Vec<String> {
     }
 }
 
+fn api(kubeconfig: Option<PathBuf>, servers: &[&str]) -> ObjectSource {
+    let servers = servers.iter().map(ToString::to_string).collect();
+    ObjectSource::Api { kubeconfig, servers, content_types: ContentType::ALL.to_vec() }
+}
+
 #[test]
 fn defaults_are_those_of_kube_proxy() {
     let config = load_with(None, &[], &environment()).expect("defaults are valid");
     assert_eq!((config.mode, config.mode_is_auto), (Mode::Ebpf, true));
-    assert_eq!(config.source, ObjectSource::Api { kubeconfig: None, servers: Vec::new() });
+    assert_eq!(config.source, api(None, &[]));
     assert_eq!(&*config.model.node_name, "node-a");
     assert_eq!(config.model.detect_local, DetectLocalMode::ClusterCidr);
     assert_eq!(config.model.node_port_addresses, NodePortAddresses::All);
@@ -97,11 +103,43 @@ fn defaults_are_those_of_kube_proxy() {
 }
 
 #[test]
+fn the_api_server_is_asked_for_the_encodings_of_the_file_or_the_flag() {
+    const BOTH: &str = "application/vnd.kubernetes.protobuf, application/json";
+    const REVERSED: &str = "application/json, application/vnd.kubernetes.protobuf";
+    let content_types = |file: &str, flags: &[&str]| match load(file, flags).source {
+        ObjectSource::Api { content_types, .. } => ContentType::accept(&content_types),
+        ObjectSource::Manifests(_) => panic!("no API server"),
+    };
+    let file = |fields: &str| format!("{HEAD}clientConnection: {{{fields}}}\n");
+    assert_eq!(content_types(&file(r#"contentType: "", acceptContentTypes: """#), &[]), BOTH);
+    assert_eq!(content_types(&file("contentType: application/vnd.kubernetes.protobuf"), &[]), BOTH);
+    assert_eq!(content_types(&file("contentType: application/json"), &[]), "application/json");
+    assert_eq!(content_types(&file(&format!("acceptContentTypes: '{REVERSED}'")), &[]), REVERSED);
+    let config = load_with(None, &["--kube-api-content-type=application/json"], &environment());
+    assert!(matches!(
+        config.expect("a valid flag").source,
+        ObjectSource::Api { content_types, .. } if content_types == [ContentType::Json]
+    ));
+    assert_eq!(
+        invalid(Some(&file("acceptContentTypes: application/cbor")), &[]),
+        [
+            "clientConnection.acceptContentTypes: \"application/cbor\": must be a list of application/vnd.kubernetes.protobuf and application/json"
+        ]
+    );
+    assert_eq!(
+        invalid(Some(&file("contentType: json")), &[]),
+        [
+            "clientConnection.contentType: \"json\": must be one of application/vnd.kubernetes.protobuf, application/json"
+        ]
+    );
+}
+
+#[test]
 fn zero_values_of_kubeadms_file_are_not_reported() {
     let config = load(KUBEADM, &[]);
     assert_eq!(config.ineffective, []);
     let kubeconfig = Some(PathBuf::from("/var/lib/kube-proxy/kubeconfig.conf"));
-    assert_eq!(config.source, ObjectSource::Api { kubeconfig, servers: Vec::new() });
+    assert_eq!(config.source, api(kubeconfig, &[]));
     assert_eq!(config.healthz_bind_address, Some("0.0.0.0:10256".parse().unwrap()));
     assert_eq!(config.sync_period, Duration::from_secs(30));
     assert_eq!(config.min_sync_period, Duration::ZERO);
@@ -140,10 +178,7 @@ fn beside_a_file_other_flags_are_ignored_and_reported() {
     let config = load(&file, &[&["--config=unread"], &flags[..]].concat());
     assert_eq!(&*config.model.node_name, "from-flag");
     assert_eq!(config.model.node_port_addresses, NodePortAddresses::Primary { cidrs: Vec::new() });
-    assert_eq!(
-        config.source,
-        ObjectSource::Api { kubeconfig: None, servers: vec!["https://api".to_owned()] }
-    );
+    assert_eq!(config.source, api(None, &["https://api"]));
     assert_eq!((config.mode, config.mode_is_auto), (Mode::Ebpf, false));
     assert_eq!(config.log_filter, "info,shunt=debug,proxy_userspace=debug");
     assert_eq!(config.ebpf.cgroup_root, PathBuf::from("/c"));

@@ -47,7 +47,10 @@ use super::{
     decode::Kind,
     status::{KindStatus, WatchStatus},
 };
-use crate::model::{EndpointSlice, Node, Service, ServiceCidr, WatchEvent};
+use crate::{
+    model::{EndpointSlice, Node, Service, ServiceCidr, WatchEvent},
+    net::ContentType,
+};
 
 /// The time limits of the API source. [`Timing::default`] is for production, tests use shorter
 /// ones.
@@ -91,6 +94,7 @@ pub struct ApiSource {
     timing: Timing,
     has_service_cidrs: bool,
     has_all_nodes: bool,
+    content_types: Vec<ContentType>,
     status: watch::Sender<WatchStatus>,
 }
 
@@ -103,6 +107,7 @@ impl ApiSource {
             timing: Timing::default(),
             has_service_cidrs: false,
             has_all_nodes: false,
+            content_types: ContentType::ALL.to_vec(),
             status: watch::Sender::default(),
         }
     }
@@ -125,6 +130,13 @@ impl ApiSource {
     #[must_use]
     pub fn with_all_nodes(mut self) -> Self {
         self.has_all_nodes = true;
+        self
+    }
+
+    /// Makes the server write objects in the first of these that it knows.
+    #[must_use]
+    pub fn with_content_types(mut self, content_types: Vec<ContentType>) -> Self {
+        self.content_types = content_types;
         self
     }
 
@@ -164,7 +176,7 @@ impl ApiSource {
     ) -> Reflector<K> {
         let reporter = Reporter::new(K::PLURAL, self.status.clone(), status);
         let labels = K::EXCLUDING_LABEL.map(|label| format!("!{label}"));
-        let selectors = Selectors { labels, fields };
+        let selectors = Selectors { labels, fields, accept: ContentType::accept(&self.content_types) };
         Reflector::new(self.client.clone(), selectors, self.timing, tx.clone(), reporter)
     }
 }

@@ -13,11 +13,13 @@ pub(super) const PAGE_SIZE: u32 = 500;
 /// one.
 pub(super) const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// Selects objects of a kind on the server.
+/// Which objects of a kind the server sends, and how it writes them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selectors {
     pub(super) labels: Option<String>,
     pub(super) fields: Option<String>,
+    /// The header `Accept`.
+    pub(super) accept: String,
 }
 
 impl Selectors {
@@ -121,9 +123,9 @@ pub(super) fn streaming_list<K: Kind>(
 
 /// Builds a request with these parameters and the selectors, sorted as client-go does.
 fn get<K: Kind>(selectors: &Selectors, parameters: &[(&str, Option<&str>)]) -> Result<HttpRequest, Failure> {
-    let selectors =
+    let filters =
         [("fieldSelector", selectors.fields.as_deref()), ("labelSelector", selectors.labels.as_deref())];
-    let parameters = parameters.iter().chain(&selectors);
+    let parameters = parameters.iter().chain(&filters);
     let mut parameters: Vec<_> = parameters.filter_map(|(name, value)| Some((*name, (*value)?))).collect();
     parameters.sort_unstable();
     let mut target = path::<K>();
@@ -133,7 +135,7 @@ fn get<K: Kind>(selectors: &Selectors, parameters: &[(&str, Option<&str>)]) -> R
         target.push('=');
         target.extend(utf8_percent_encode(value, ESCAPED));
     }
-    http::Request::get(target).header(ACCEPT, "application/json").body(Vec::new()).map_err(Failure::invalid)
+    http::Request::get(target).header(ACCEPT, &selectors.accept).body(Vec::new()).map_err(Failure::invalid)
 }
 
 fn path<K: Kind>() -> String {
@@ -160,7 +162,7 @@ mod tests {
             "\"spec.clusterIP\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\"",
         );
         let unsupported = refused(400, "field label not supported: spec.clusterIP");
-        let fields = |text: &str| Selectors { labels: None, fields: Some(text.to_owned()) };
+        let fields = |text: &str| Selectors { fields: Some(text.to_owned()), ..Selectors::default() };
         assert!(fields("spec.clusterIP!=None").remove_unknown_field(&unknown));
         assert!(fields("spec.clusterIP!=None").remove_unknown_field(&unsupported));
         assert!(!fields("spec.clusterIP=None").remove_unknown_field(&unknown));
@@ -175,6 +177,7 @@ mod tests {
         let selectors = Selectors {
             labels: Some("!service.kubernetes.io/service-proxy-name".to_owned()),
             fields: Some("spec.clusterIP!=None".to_owned()),
+            accept: String::new(),
         };
         let both = "fieldSelector=spec.clusterIP%21%3DNone\
                     &labelSelector=%21service.kubernetes.io%2Fservice-proxy-name";

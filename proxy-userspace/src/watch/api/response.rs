@@ -1,23 +1,44 @@
 //! Sends requests and reads responses, with a time limit on each wait.
 
-use std::{pin::Pin, time::Duration};
+use std::{io, pin::Pin, time::Duration};
 
-use futures::io::{AsyncBufRead, AsyncBufReadExt as _};
+use bytes::{Bytes, BytesMut};
+use futures::{
+    TryStreamExt as _,
+    io::{AsyncBufRead, AsyncBufReadExt as _},
+};
+use http::header::CONTENT_TYPE;
+use http_body_util::{BodyExt as _, Limited};
+use kube::client::Body;
 use tokio::time::timeout;
 
-use super::{failure::Failure, request::HttpRequest};
+use super::{
+    failure::Failure,
+    request::HttpRequest,
+    wire::{Encoding, Status},
+};
+
+/// The size of the number before each event of protobuf, its length in big-endian byte order
+/// (`LengthDelimitedFramer` in `k8s.io/apimachinery`).
+const LENGTH_SIZE: usize = 4;
+/// The longest event of protobuf, ten times the largest object that etcd stores.
+const MAX_EVENT: usize = 16 << 20;
+/// The most bytes that are read of the answer to a request that failed.
+const MAX_ERROR: usize = 1 << 20;
 
 /// The body of a response.
 pub(super) struct Response {
+    encoding: Encoding,
     body: Pin<Box<dyn AsyncBufRead + Send>>,
-    line: Vec<u8>,
+    /// The present event so far.
+    event: BytesMut,
 }
 
 /// The result of a read from a watch.
 #[derive(Debug)]
-pub(super) enum Line {
-    /// A complete line.
-    Complete(Vec<u8>),
+pub(super) enum Part {
+    /// A complete event: a line of JSON, or a message of protobuf.
+    Event(Bytes),
     /// The server ended the response.
     End,
     /// Nothing came within the time limit.
@@ -30,14 +51,41 @@ pub(super) async fn send(
     request: HttpRequest,
     limit: Duration,
 ) -> Result<Response, Failure> {
-    match timeout(limit, client.request_stream(request)).await {
-        Ok(Ok(body)) => Ok(Response { body: Box::pin(body), line: Vec::new() }),
-        Ok(Err(error)) => Err(Failure::request(&error)),
+    match timeout(limit, open(client, request)).await {
+        Ok(result) => result,
         Err(_) => Err(Failure::timeout(limit)),
     }
 }
 
+async fn open(client: &kube::Client, request: HttpRequest) -> Result<Response, Failure> {
+    let response = client.send(request.map(Body::from)).await.map_err(|error| Failure::request(&error))?;
+    let encoding = Encoding::of(response.headers().get(CONTENT_TYPE));
+    let code = response.status();
+    if code.is_client_error() || code.is_server_error() {
+        return Err(failure(code.as_u16(), encoding, response.into_body()).await);
+    }
+    let body = response.into_body().into_data_stream().map_err(io::Error::other).into_async_read();
+    Ok(Response { encoding, body: Box::pin(body), event: BytesMut::new() })
+}
+
+/// Reads the answer to a request that failed. What is no `Status` may come from a proxy.
+async fn failure(code: u16, encoding: Encoding, body: Body) -> Failure {
+    let body = match Limited::new(body, MAX_ERROR).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) => return Failure::status(code, &format!("the answer cannot be read: {error}")),
+    };
+    match Status::of_response(&body, encoding) {
+        Ok(status) => status.failure(),
+        Err(_) => Failure::status(code, String::from_utf8_lossy(&body).trim()),
+    }
+}
+
 impl Response {
+    /// Returns how objects in the body are written.
+    pub(super) fn encoding(&self) -> Encoding {
+        self.encoding
+    }
+
     /// Reads the next bytes and calls `take` with them. Returns false at the end.
     pub(super) async fn read(
         &mut self,
@@ -55,29 +103,96 @@ impl Response {
         Ok(length > 0)
     }
 
-    /// Reads the next line that is not blank. The future may be dropped and created again: nothing
-    /// is lost.
-    pub(super) async fn next_line(&mut self, limit: Duration) -> Result<Line, Failure> {
+    /// Reads the next event of a watch. The future may be dropped and created again: nothing is
+    /// lost.
+    pub(super) async fn next_event(&mut self, limit: Duration) -> Result<Part, Failure> {
         loop {
             let buffer = match timeout(limit, self.body.fill_buf()).await {
                 Ok(Ok(buffer)) => buffer,
                 Ok(Err(error)) => return Err(Failure::disconnected(&error)),
-                Err(_) => return Ok(Line::Timeout),
+                Err(_) => return Ok(Part::Timeout),
             };
             if buffer.is_empty() {
-                // An incomplete line is dropped: the next watch sends it again.
-                return Ok(Line::End);
+                // An incomplete event is dropped: the next watch sends it again.
+                return Ok(Part::End);
             }
-            let end = memchr::memchr(b'\n', buffer);
-            let length = end.map_or(buffer.len(), |end| end + 1);
-            self.line.extend_from_slice(buffer.get(..length).unwrap_or_default());
+            let (length, is_line) = match self.encoding {
+                Encoding::Json => line(buffer),
+                Encoding::Protobuf => (missing(&self.event)?.min(buffer.len()), false),
+            };
+            self.event.extend_from_slice(&buffer[..length]);
             self.body.as_mut().consume(length);
-            if end.is_some() {
-                let line = std::mem::take(&mut self.line);
+            if is_line {
+                let line = self.event.split().freeze();
                 if !line.trim_ascii().is_empty() {
-                    return Ok(Line::Complete(line));
+                    return Ok(Part::Event(line));
                 }
+            } else if self.encoding == Encoding::Protobuf && missing(&self.event)? == 0 {
+                return Ok(Part::Event(self.event.split().freeze().split_off(LENGTH_SIZE)));
             }
         }
+    }
+}
+
+/// Returns how many bytes of `buffer` belong to the present line, and whether it is complete then.
+fn line(buffer: &[u8]) -> (usize, bool) {
+    let end = memchr::memchr(b'\n', buffer);
+    (end.map_or(buffer.len(), |end| end + 1), end.is_some())
+}
+
+/// Returns how many bytes an event of protobuf lacks, of which the first are there: first those of its
+/// length, then the others.
+fn missing(event: &[u8]) -> Result<usize, Failure> {
+    let Some(length) = event.first_chunk::<LENGTH_SIZE>() else { return Ok(LENGTH_SIZE - event.len()) };
+    let length = u32::from_be_bytes(*length) as usize;
+    if length > MAX_EVENT {
+        return Err(Failure::invalid(format!(
+            "an event of {length} bytes; at most {MAX_EVENT} are possible"
+        )));
+    }
+    Ok(LENGTH_SIZE + length - event.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    /// Returns a response whose body comes in parts of this size.
+    fn response(body: &[u8], size: usize, encoding: Encoding) -> Response {
+        let parts: Vec<_> = body.chunks(size).map(|part| Ok(part.to_vec())).collect();
+        let body = futures::stream::iter(parts).into_async_read();
+        Response { encoding, body: Box::pin(body), event: BytesMut::new() }
+    }
+
+    async fn events(mut response: Response) -> Result<Vec<Bytes>, Failure> {
+        let mut events = Vec::new();
+        loop {
+            match response.next_event(LIMIT).await? {
+                Part::Event(event) => events.push(event),
+                Part::End => return Ok(events),
+                Part::Timeout => panic!("nothing comes from memory"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn events_are_found_however_the_bytes_are_split() {
+        let lines = b"{\"a\":1}\n\n \r\n{\"b\":2}\r\n{\"incomplete\":";
+        let messages = b"\0\0\0\x03one\0\0\0\0\0\0\0\x05four\n\0\0\0\x09incompl";
+        for size in [1, 2, 3, 7, 100] {
+            let read = events(response(lines, size, Encoding::Json)).await.expect("lines");
+            assert_eq!(read, [&b"{\"a\":1}\n"[..], b"{\"b\":2}\r\n"], "{size}");
+            let read = events(response(messages, size, Encoding::Protobuf)).await.expect("messages");
+            assert_eq!(read, [&b"one"[..], b"", b"four\n"], "{size}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_length_is_refused() {
+        let html = response(b"<html>no protobuf</html>", 9, Encoding::Protobuf);
+        let failure = events(html).await.expect_err("a length of 1 GB");
+        assert!(failure.to_string().contains("an event of 1013478509 bytes"), "{failure}");
     }
 }

@@ -1,8 +1,43 @@
-//! The envelopes of lists and watches. Objects stay text: each is decoded on its own, so that one
-//! object which cannot be decoded affects no other.
+//! The envelopes of lists and watches, as JSON and as protobuf. Objects stay bytes: each is decoded
+//! on its own, so that one object which cannot be decoded affects no other.
 
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use prost::Message;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+
+use super::failure::Failure;
+use crate::{
+    net::ContentType,
+    watch::decode::{self, Decoded, Kind, Problem, RawMetadata},
+};
+
+/// What precedes each whole message of protobuf (`protobuf.go` in `k8s.io/apimachinery`).
+pub(super) const PROTOBUF_PREFIX: &[u8] = b"k8s\0";
+
+/// How the server writes objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encoding {
+    Json,
+    Protobuf,
+}
+
+impl Encoding {
+    /// Returns the encoding of a response with this `Content-Type`. Without one it is JSON, as with
+    /// client-go.
+    pub(super) fn of(content_type: Option<&HeaderValue>) -> Self {
+        let text = content_type.and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let media_type = text.split(';').next().unwrap_or_default().trim();
+        if media_type.eq_ignore_ascii_case(ContentType::Protobuf.name()) {
+            Self::Protobuf
+        } else {
+            Self::Json
+        }
+    }
+}
 
 /// A list, or a page of one, without its items.
 #[derive(Deserialize)]
@@ -11,43 +46,135 @@ pub(super) struct Page {
     pub(super) metadata: ListMetadata,
 }
 
-/// `metadata` of a list or a bookmark.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
+/// `metadata` of a list.
+#[derive(Deserialize, Message)]
+#[serde(rename_all = "camelCase", default)]
 pub(super) struct ListMetadata {
+    #[prost(string, optional, tag = "2")]
     pub(super) resource_version: Option<String>,
     #[serde(rename = "continue")]
+    #[prost(string, optional, tag = "3")]
     pub(super) continue_token: Option<String>,
-    pub(super) annotations: Option<BookmarkAnnotations>,
+}
+
+/// An event of a watch.
+pub(super) struct Event<'a> {
+    pub(super) event_type: Cow<'a, str>,
+    pub(super) object: Object<'a>,
+}
+
+/// An object that is not decoded yet.
+pub(super) enum Object<'a> {
+    Json(&'a RawValue),
+    /// A message of the object's kind, without an envelope.
+    Protobuf(Bytes),
+}
+
+/// The `Status` of a failure.
+#[derive(Deserialize, Message)]
+#[serde(default)]
+pub(super) struct Status {
+    #[prost(int32, tag = "6")]
+    pub(super) code: i32,
+    #[prost(string, tag = "3")]
+    pub(super) message: String,
 }
 
 /// A line of a watch.
 #[derive(Deserialize)]
-pub(super) struct Event<'a> {
+struct JsonEvent<'a> {
     #[serde(rename = "type")]
-    pub(super) event_type: &'a str,
+    event_type: &'a str,
     #[serde(borrow)]
-    pub(super) object: &'a RawValue,
+    object: &'a RawValue,
 }
 
-/// The object of a `BOOKMARK`.
-#[derive(Deserialize)]
-pub(super) struct Bookmark {
-    pub(super) metadata: ListMetadata,
+/// `WatchEvent` of `k8s.io/apimachinery/pkg/apis/meta/v1`.
+#[derive(Message)]
+struct ProtobufEvent {
+    #[prost(string, tag = "1")]
+    event_type: String,
+    #[prost(message, optional, tag = "2")]
+    object: Option<RawExtension>,
 }
 
-/// The annotation of the bookmark that ends the objects of a streaming list (KEP-3157).
-#[derive(Deserialize)]
-pub(super) struct BookmarkAnnotations {
-    #[serde(rename = "k8s.io/initial-events-end")]
-    pub(super) initial_events_end: Option<String>,
+/// `RawExtension` of `k8s.io/apimachinery/pkg/runtime`.
+#[derive(Message)]
+struct RawExtension {
+    #[prost(bytes = "bytes", tag = "1")]
+    raw: Bytes,
 }
 
-/// The object of an `ERROR`.
-#[derive(Deserialize)]
-pub(super) struct Status {
-    #[serde(default)]
-    pub(super) code: u16,
-    #[serde(default)]
-    pub(super) message: String,
+/// `Unknown` of `k8s.io/apimachinery/pkg/runtime`, the envelope of each object.
+#[derive(Message)]
+struct Envelope {
+    #[prost(bytes = "bytes", optional, tag = "2")]
+    raw: Option<Bytes>,
+}
+
+impl<'a> Event<'a> {
+    /// Decodes the envelope of an event.
+    pub(super) fn decode(bytes: &'a Bytes, encoding: Encoding) -> Result<Self, Failure> {
+        if encoding == Encoding::Json {
+            let JsonEvent { event_type, object } = serde_json::from_slice(bytes).map_err(Failure::invalid)?;
+            return Ok(Self { event_type: event_type.into(), object: Object::Json(object) });
+        }
+        let ProtobufEvent { event_type, object } =
+            ProtobufEvent::decode(bytes.clone()).map_err(Failure::invalid)?;
+        let object = object.ok_or_else(|| Failure::invalid("an event without an object"))?;
+        Ok(Self { event_type: event_type.into(), object: Object::Protobuf(without_envelope(object.raw)?) })
+    }
+}
+
+impl Object<'_> {
+    /// Decodes the object.
+    ///
+    /// # Errors
+    /// Returns an error if a field has the wrong type: then nothing can be decoded.
+    pub(super) fn decode<K: Kind>(&self) -> Result<Decoded<K>, Problem> {
+        match self {
+            Self::Json(text) => decode::decode_json(text.get()),
+            Self::Protobuf(message) => decode::decode_protobuf(message.clone()),
+        }
+    }
+
+    /// Decodes only the metadata. Other fields may be invalid.
+    pub(super) fn metadata(&self) -> Result<RawMetadata, Problem> {
+        match self {
+            Self::Json(text) => decode::decode_metadata(&mut serde_json::Deserializer::from_str(text.get())),
+            Self::Protobuf(message) => decode::decode_protobuf_metadata(message.clone()),
+        }
+    }
+
+    /// Decodes the object of an `ERROR`.
+    pub(super) fn status(&self) -> Result<Status, Failure> {
+        match self {
+            Self::Json(text) => serde_json::from_str(text.get()).map_err(Failure::invalid),
+            Self::Protobuf(message) => Status::decode(message.clone()).map_err(Failure::invalid),
+        }
+    }
+}
+
+impl Status {
+    /// Returns the failure that the server describes.
+    pub(super) fn failure(&self) -> Failure {
+        Failure::status(u16::try_from(self.code).unwrap_or_default(), &self.message)
+    }
+
+    /// Decodes a whole response.
+    pub(super) fn of_response(body: &Bytes, encoding: Encoding) -> Result<Self, Failure> {
+        match encoding {
+            Encoding::Json => serde_json::from_slice(body).map_err(Failure::invalid),
+            Encoding::Protobuf => Self::decode(without_envelope(body.clone())?).map_err(Failure::invalid),
+        }
+    }
+}
+
+/// Returns the message in an envelope.
+fn without_envelope(mut bytes: Bytes) -> Result<Bytes, Failure> {
+    if !bytes.starts_with(PROTOBUF_PREFIX) {
+        return Err(Failure::invalid("protobuf without the prefix \"k8s\""));
+    }
+    let envelope = Envelope::decode(bytes.split_off(PROTOBUF_PREFIX.len())).map_err(Failure::invalid)?;
+    Ok(envelope.raw.unwrap_or_default())
 }

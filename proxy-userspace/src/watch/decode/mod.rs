@@ -1,10 +1,11 @@
-//! Decodes Kubernetes objects from JSON or YAML: only the fields that shunt uses, with the API
+//! Decodes Kubernetes objects from JSON, YAML or protobuf: only the fields that shunt uses, with the API
 //! server's defaults and validation.
 //!
 //! Both sources use the same rules. An invalid value is a [`Problem`] that names its field. It is
 //! not part of the decoded object, as with kube-proxy. The API source logs problems and uses the
 //! rest of the object. The manifests source rejects the document.
 
+mod metadata;
 mod node;
 mod parse;
 mod pod;
@@ -17,12 +18,14 @@ mod tests;
 
 use std::fmt;
 
+use bytes::Bytes;
+use prost::Message;
 use serde::{Deserialize, de::DeserializeOwned};
 
 pub(super) use self::{
-    node::DSR_ANNOTATION,
+    metadata::{DSR as DSR_ANNOTATION, INITIAL_EVENTS_END, RawMetadata},
     pod::pod_place,
-    raw::{RawLabels, RawMetadata, RawPod},
+    raw::RawPod,
 };
 use crate::model::{
     Delta, EndpointSlice, InvalidName, Name, NamespacedName, Node, Service, ServiceCidr, WatchEvent,
@@ -65,7 +68,7 @@ impl Problems {
 /// A kind of object that the sources decode.
 pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     /// The decoded fields, before validation.
-    type Raw: DeserializeOwned + Send;
+    type Raw: DeserializeOwned + Message + Default;
     /// `kind`.
     const KIND: &'static str;
     /// The API group; empty for the core group.
@@ -83,8 +86,8 @@ pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     const EXCLUDING_LABEL: Option<&'static str> = None;
 
     /// Returns true if the object has [`Self::EXCLUDING_LABEL`].
-    fn is_excluded(_: &RawLabels) -> bool {
-        false
+    fn is_excluded(metadata: &RawMetadata) -> bool {
+        Self::EXCLUDING_LABEL.is_some_and(|label| metadata.label(label).is_some())
     }
     /// Returns the object's metadata.
     fn metadata(raw: &Self::Raw) -> Option<&RawMetadata>;
@@ -97,7 +100,7 @@ pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     /// Returns the name in an object's metadata. The default namespace is `default`, as with
     /// kubectl. Without a valid name there is none: an object must not get the name of another.
     fn checked_name(metadata: &RawMetadata, problems: &mut Problems) -> Option<NamespacedName> {
-        let Some(name) = metadata.name() else {
+        let Some(name) = metadata.non_empty_name() else {
             problems.add("metadata.name", "missing; every object needs a name");
             return None;
         };
@@ -105,7 +108,7 @@ pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
         if !Self::IS_NAMESPACED {
             return name.map(Into::into);
         }
-        let namespace = metadata.namespace().unwrap_or("default");
+        let namespace = metadata.non_empty_namespace().unwrap_or("default");
         let namespace = parse::name("metadata.namespace", namespace, Name::label, problems);
         Some(NamespacedName { namespace: namespace?, name: name? })
     }
@@ -119,7 +122,7 @@ pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
 macro_rules! kind {
     ($type:ident: $kind:literal, $group:literal, $plural:literal, namespaced: $is_namespaced:literal,
      name: $parse_name:path, $event:ident, $raw:ident, $from_raw:path
-     $(, excluded: $label:literal $field:ident)?) => {
+     $(, excluded: $label:expr)?) => {
         impl Kind for $type {
             type Raw = raw::$raw;
             const KIND: &'static str = $kind;
@@ -127,11 +130,8 @@ macro_rules! kind {
             const PLURAL: &'static str = $plural;
             const IS_NAMESPACED: bool = $is_namespaced;
             const PARSE_NAME: fn(&str) -> Result<Name, InvalidName> = $parse_name;
-            $(const EXCLUDING_LABEL: Option<&'static str> = Some($label);
+            $(const EXCLUDING_LABEL: Option<&'static str> = Some($label);)?
 
-            fn is_excluded(labels: &RawLabels) -> bool {
-                labels.$field.is_some()
-            })?
             fn metadata(raw: &Self::Raw) -> Option<&RawMetadata> {
                 raw.metadata.as_ref()
             }
@@ -149,10 +149,10 @@ macro_rules! kind {
 }
 kind!(Service: "Service", "", "services", namespaced: true,
     name: Name::label, Services, RawService, service::service,
-    excluded: "service.kubernetes.io/service-proxy-name" service_proxy_name);
+    excluded: metadata::SERVICE_PROXY_NAME);
 kind!(EndpointSlice: "EndpointSlice", "discovery.k8s.io", "endpointslices", namespaced: true,
     name: Name::subdomain, EndpointSlices, RawEndpointSlice, slice::endpoint_slice,
-    excluded: "service.kubernetes.io/headless" headless);
+    excluded: metadata::HEADLESS);
 kind!(Node: "Node", "", "nodes", namespaced: false,
     name: Name::subdomain, Nodes, RawNode, node::node);
 kind!(ServiceCidr: "ServiceCIDR", "networking.k8s.io", "servicecidrs", namespaced: false,
@@ -199,9 +199,21 @@ pub(super) fn decode_json<K: Kind>(json: &str) -> Result<Decoded<K>, Problem> {
     }
 }
 
+/// Decodes one object of protobuf, without its envelope.
+///
+/// # Errors
+/// Returns an error if these are no bytes of a message, or if a field has another type.
+pub(super) fn decode_protobuf<K: Kind>(object: Bytes) -> Result<Decoded<K>, Problem> {
+    K::Raw::decode(object).map(from_raw).map_err(|error| undecodable(&error))
+}
+
+fn undecodable(error: &prost::DecodeError) -> Problem {
+    Problem { field: String::new(), what: error.to_string() }
+}
+
 fn from_raw<K: Kind>(raw: K::Raw) -> Decoded<K> {
     let metadata = K::metadata(&raw);
-    let selected = metadata.is_none_or(|metadata| !metadata.is_excluded::<K>());
+    let selected = metadata.is_none_or(|metadata| !K::is_excluded(metadata));
     let resource_version = metadata.and_then(|metadata| metadata.resource_version.clone());
     let mut problems = Problems::default();
     let name = K::checked_name(metadata.unwrap_or(&RawMetadata::default()), &mut problems);
@@ -215,6 +227,12 @@ pub(super) fn decode_metadata<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<RawMetadata, Problem> {
     let object: raw::RawObject = deserialize(deserializer)?;
+    Ok(object.metadata.unwrap_or_default())
+}
+
+/// Decodes only the metadata of an object of protobuf.
+pub(super) fn decode_protobuf_metadata(object: Bytes) -> Result<RawMetadata, Problem> {
+    let object = raw::RawObject::decode(object).map_err(|error| undecodable(&error))?;
     Ok(object.metadata.unwrap_or_default())
 }
 

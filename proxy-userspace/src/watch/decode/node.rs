@@ -4,14 +4,12 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::{
-    Problems, parse,
+    Problems,
+    metadata::{DSR, ZONE},
+    parse,
     raw::{RawNode, RawNodeAddress},
 };
 use crate::model::{IpFamily, NamespacedName, Node, NodeAddressType, is_tunnel_address};
-
-/// The annotation with which a node announces where it takes packets of the tunnel for direct server
-/// return.
-pub(in crate::watch) const DSR_ANNOTATION: &str = "shunt.dev/dsr";
 
 /// The cluster autoscaler's taint on nodes that it will delete (upstream `node.go`, KEP-3836).
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
@@ -19,26 +17,22 @@ const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 pub(super) fn node(name: NamespacedName, raw: RawNode, problems: &mut Problems) -> Node {
     let metadata = raw.metadata.unwrap_or_default();
     let spec = raw.spec.unwrap_or_default();
-    let addresses = raw.status.and_then(|status| status.addresses).unwrap_or_default();
-    let tainted =
-        spec.taints.unwrap_or_default().iter().any(|taint| taint.key.as_deref() == Some(TO_BE_DELETED_TAINT));
-    let pod_cidrs = match spec.pod_cidrs {
-        Some(ranges) if !ranges.is_empty() => {
-            parse::list("spec.podCIDRs", Some(&ranges), problems, parse::cidr)
-        }
-        _ => {
-            let range = spec.pod_cidr.filter(|range| !range.is_empty());
-            range.and_then(|range| parse::cidr("spec.podCIDR", &range, problems)).into_iter().collect()
-        }
+    let addresses = raw.status.map(|status| status.addresses).unwrap_or_default();
+    let tainted = spec.taints.iter().any(|taint| taint.key.as_deref() == Some(TO_BE_DELETED_TAINT));
+    let pod_cidrs = if spec.pod_cidrs.is_empty() {
+        let range = spec.pod_cidr.filter(|range| !range.is_empty());
+        range.and_then(|range| parse::cidr("spec.podCIDR", &range, problems)).into_iter().collect()
+    } else {
+        parse::list("spec.podCIDRs", &spec.pod_cidrs, problems, parse::cidr)
     };
-    let zone = metadata.labels.unwrap_or_default().zone.filter(|zone| !zone.is_empty());
+    let zone = metadata.label(ZONE).filter(|zone| !zone.is_empty());
     Node {
         name: name.name,
         zone: zone.map(Into::into),
         pod_cidrs,
         addresses: addresses.iter().enumerate().filter_map(|(i, raw)| address(i, raw, problems)).collect(),
-        being_deleted: tainted || metadata.deletion_timestamp.is_some(),
-        dsr_addresses: dsr_addresses(metadata.annotations.and_then(|of| of.dsr).as_deref(), problems),
+        being_deleted: tainted || metadata.is_being_deleted(),
+        dsr_addresses: dsr_addresses(metadata.annotation(DSR), problems),
     }
 }
 
@@ -57,7 +51,7 @@ fn address(i: usize, raw: &RawNodeAddress, problems: &mut Problems) -> Option<(N
 fn dsr_addresses(value: Option<&str>, problems: &mut Problems) -> Vec<SocketAddr> {
     let mut addresses: Vec<SocketAddr> = Vec::new();
     let Some(value) = value.filter(|value| !value.is_empty()) else { return addresses };
-    let field = format!("metadata.annotations[{DSR_ANNOTATION}]");
+    let field = format!("metadata.annotations[{DSR}]");
     for entry in value.split(',').map(str::trim) {
         let Some(address) = dsr_address(entry) else {
             let allowed =

@@ -77,11 +77,11 @@ pub(super) fn cidr(field: impl Display, value: &str, problems: &mut Problems) ->
 /// Parses a list with `parse`. Invalid values are left out.
 pub(super) fn list<T>(
     field: &str,
-    values: Option<&[String]>,
+    values: &[String],
     problems: &mut Problems,
     parse: fn(String, &str, &mut Problems) -> Option<T>,
 ) -> Vec<T> {
-    let values = values.unwrap_or_default().iter().enumerate();
+    let values = values.iter().enumerate();
     values.filter_map(|(i, value)| parse(format!("{field}[{i}]"), value, problems)).collect()
 }
 

@@ -9,7 +9,7 @@ use crate::model::{NamespacedName, PodPlace};
 /// left out.
 pub(in crate::watch) fn pod_place(name: NamespacedName, raw: RawPod) -> PodPlace {
     let (spec, status) = (raw.spec.unwrap_or_default(), raw.status.unwrap_or_default());
-    let listed = status.pod_ips.unwrap_or_default().into_iter().filter_map(|address| address.ip);
+    let listed = status.pod_ips.into_iter().filter_map(|address| address.ip);
     let mut addresses: Vec<IpAddr> = listed.filter_map(|text| text.parse().ok()).collect();
     if addresses.is_empty() {
         addresses.extend(status.pod_ip.and_then(|text| text.parse::<IpAddr>().ok()));

@@ -1,156 +1,159 @@
-//! The fields of Kubernetes objects that are decoded: of labels and annotations, only the used
-//! ones.
+//! The fields of Kubernetes objects that are decoded, from JSON, YAML or protobuf.
 
-use serde::Deserialize;
+use prost::Message;
+use serde::{Deserialize, Deserializer};
 
-use super::Kind;
+pub(in crate::watch) use super::metadata::RawMetadata;
 
-/// Defines structs of fields with camelCase names. All fields are optional, because `null` and an
-/// absent field mean the same to the API server. Numbers are wider than the API's, so that a number
-/// out of range is reported as such.
+/// Defines structs of fields with camelCase names, and with the numbers that they have in protobuf
+/// (`generated.proto` of each API group). All fields may be absent: `null` and an absent field mean
+/// the same to the API server. Numbers are wider than the API's, so that a number out of range is
+/// reported as such.
 macro_rules! raw {
-    ($($(#[$attribute:meta])* $name:ident { $($(#[$rename:meta])* $field:ident: $type:ty),* $(,)? })*) => {$(
+    ($($(#[$attribute:meta])* $name:ident {
+        $($(#[$rename:meta])* $field:ident: $shape:ident<$type:ty> = $encoding:ident $label:ident $tag:tt),* $(,)?
+    })*) => {$(
         $(#[$attribute])*
-        #[derive(Default, Deserialize)]
-        #[serde(rename_all = "camelCase")]
+        #[derive(Deserialize, Message)]
+        #[serde(rename_all = "camelCase", default)]
         pub(in crate::watch) struct $name {
-            $($(#[$rename])* pub(in crate::watch) $field: Option<$type>,)*
+            $(
+                $(#[$rename])*
+                #[serde(deserialize_with = "null_is_absent")]
+                #[prost($encoding, $label, tag = $tag)]
+                pub(in crate::watch) $field: $shape<$type>,
+            )*
         }
     )*};
 }
 
 raw! {
     /// Any object, of which only the metadata is decoded.
-    RawObject { metadata: RawMetadata }
-    /// `metadata`.
-    RawMetadata {
-        name: String,
-        namespace: String,
-        resource_version: String,
-        deletion_timestamp: String,
-        labels: RawLabels,
-        annotations: RawAnnotations,
-    }
-    /// The used labels.
-    RawLabels {
-        #[serde(rename = "service.kubernetes.io/service-proxy-name")]
-        service_proxy_name: String,
-        #[serde(rename = "service.kubernetes.io/headless")]
-        headless: String,
-        #[serde(rename = "kubernetes.io/service-name")]
-        service_name: String,
-        #[serde(rename = "topology.kubernetes.io/zone")]
-        zone: String,
-    }
-    /// The used annotations.
-    RawAnnotations {
-        #[serde(rename = "shunt.dev/balance")]
-        balance: String,
-        #[serde(rename = "shunt.dev/forwarding")]
-        forwarding: String,
-        #[serde(rename = "shunt.dev/dsr")]
-        dsr: String,
-        #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
-        last_change_trigger_time: String,
-    }
+    RawObject { metadata: Option<RawMetadata> = message optional "1" }
 
-    RawService { metadata: RawMetadata, spec: RawServiceSpec, status: RawServiceStatus }
+    RawService {
+        metadata: Option<RawMetadata> = message optional "1",
+        spec: Option<RawServiceSpec> = message optional "2",
+        status: Option<RawServiceStatus> = message optional "3",
+    }
     RawServiceSpec {
         #[serde(rename = "type")]
-        service_type: String,
+        service_type: Option<String> = string optional "4",
         #[serde(rename = "clusterIP")]
-        cluster_ip: String,
+        cluster_ip: Option<String> = string optional "3",
         #[serde(rename = "clusterIPs")]
-        cluster_ips: Vec<String>,
+        cluster_ips: Vec<String> = string repeated "18",
         #[serde(rename = "externalIPs")]
-        external_ips: Vec<String>,
-        load_balancer_source_ranges: Vec<String>,
-        ports: Vec<RawServicePort>,
-        session_affinity: String,
-        session_affinity_config: RawSessionAffinityConfig,
-        internal_traffic_policy: String,
-        external_traffic_policy: String,
-        health_check_node_port: i64,
+        external_ips: Vec<String> = string repeated "5",
+        load_balancer_source_ranges: Vec<String> = string repeated "9",
+        ports: Vec<RawServicePort> = message repeated "1",
+        session_affinity: Option<String> = string optional "7",
+        session_affinity_config: Option<RawSessionAffinityConfig> = message optional "14",
+        internal_traffic_policy: Option<String> = string optional "22",
+        external_traffic_policy: Option<String> = string optional "11",
+        health_check_node_port: Option<i64> = int64 optional "12",
     }
-    RawServicePort { name: String, protocol: String, port: i64, node_port: i64 }
-    RawSessionAffinityConfig { #[serde(rename = "clientIP")] client_ip: RawClientIpConfig }
-    RawClientIpConfig { timeout_seconds: i64 }
-    RawServiceStatus { load_balancer: RawLoadBalancerStatus }
-    RawLoadBalancerStatus { ingress: Vec<RawLoadBalancerIngress> }
-    RawLoadBalancerIngress { ip: String, ip_mode: String }
+    RawServicePort {
+        name: Option<String> = string optional "1",
+        protocol: Option<String> = string optional "2",
+        port: Option<i64> = int64 optional "3",
+        node_port: Option<i64> = int64 optional "5",
+    }
+    RawSessionAffinityConfig {
+        #[serde(rename = "clientIP")]
+        client_ip: Option<RawClientIpConfig> = message optional "1",
+    }
+    RawClientIpConfig { timeout_seconds: Option<i64> = int64 optional "1" }
+    RawServiceStatus { load_balancer: Option<RawLoadBalancerStatus> = message optional "1" }
+    RawLoadBalancerStatus { ingress: Vec<RawLoadBalancerIngress> = message repeated "1" }
+    RawLoadBalancerIngress {
+        ip: Option<String> = string optional "1",
+        ip_mode: Option<String> = string optional "3",
+    }
 
     RawEndpointSlice {
-        metadata: RawMetadata,
-        address_type: String,
-        endpoints: Vec<RawEndpoint>,
-        ports: Vec<RawEndpointPort>,
+        metadata: Option<RawMetadata> = message optional "1",
+        address_type: Option<String> = string optional "4",
+        endpoints: Vec<RawEndpoint> = message repeated "2",
+        ports: Vec<RawEndpointPort> = message repeated "3",
     }
     RawEndpoint {
-        addresses: Vec<String>,
-        conditions: RawEndpointConditions,
-        node_name: String,
-        hints: RawEndpointHints,
-        target_ref: RawTargetRef,
+        addresses: Vec<String> = string repeated "1",
+        conditions: Option<RawEndpointConditions> = message optional "2",
+        node_name: Option<String> = string optional "6",
+        hints: Option<RawEndpointHints> = message optional "8",
+        target_ref: Option<RawTargetRef> = message optional "4",
     }
-    RawEndpointConditions { ready: bool, serving: bool, terminating: bool }
-    RawEndpointHints { for_zones: Vec<RawHint>, for_nodes: Vec<RawHint> }
-    RawHint { name: String }
-    RawTargetRef { kind: String, namespace: String, name: String }
-    RawEndpointPort { name: String, protocol: String, port: i64 }
+    RawEndpointConditions {
+        ready: Option<bool> = bool optional "1",
+        serving: Option<bool> = bool optional "2",
+        terminating: Option<bool> = bool optional "3",
+    }
+    RawEndpointHints {
+        for_zones: Vec<RawHint> = message repeated "1",
+        for_nodes: Vec<RawHint> = message repeated "2",
+    }
+    RawHint { name: Option<String> = string optional "1" }
+    RawTargetRef {
+        kind: Option<String> = string optional "1",
+        namespace: Option<String> = string optional "2",
+        name: Option<String> = string optional "3",
+    }
+    RawEndpointPort {
+        name: Option<String> = string optional "1",
+        protocol: Option<String> = string optional "2",
+        port: Option<i64> = int64 optional "3",
+    }
 
-    RawNode { metadata: RawMetadata, spec: RawNodeSpec, status: RawNodeStatus }
+    RawNode {
+        metadata: Option<RawMetadata> = message optional "1",
+        spec: Option<RawNodeSpec> = message optional "2",
+        status: Option<RawNodeStatus> = message optional "3",
+    }
     RawNodeSpec {
         #[serde(rename = "podCIDR")]
-        pod_cidr: String,
+        pod_cidr: Option<String> = string optional "1",
         #[serde(rename = "podCIDRs")]
-        pod_cidrs: Vec<String>,
-        taints: Vec<RawTaint>,
+        pod_cidrs: Vec<String> = string repeated "7",
+        taints: Vec<RawTaint> = message repeated "5",
     }
-    RawTaint { key: String }
-    RawNodeStatus { addresses: Vec<RawNodeAddress> }
+    RawTaint { key: Option<String> = string optional "1" }
+    RawNodeStatus { addresses: Vec<RawNodeAddress> = message repeated "5" }
     RawNodeAddress {
         #[serde(rename = "type")]
-        address_type: String,
-        address: String,
+        address_type: Option<String> = string optional "1",
+        address: Option<String> = string optional "2",
     }
 
-    RawPod { metadata: RawMetadata, spec: RawPodSpec, status: RawPodStatus }
-    RawPodSpec { node_name: String, host_network: bool }
+    RawPod {
+        metadata: Option<RawMetadata> = message optional "1",
+        spec: Option<RawPodSpec> = message optional "2",
+        status: Option<RawPodStatus> = message optional "3",
+    }
+    RawPodSpec {
+        node_name: Option<String> = string optional "10",
+        host_network: Option<bool> = bool optional "11",
+    }
     RawPodStatus {
         #[serde(rename = "podIP")]
-        pod_ip: String,
+        pod_ip: Option<String> = string optional "6",
         #[serde(rename = "podIPs")]
-        pod_ips: Vec<RawPodIp>,
+        pod_ips: Vec<RawPodIp> = message repeated "12",
     }
-    RawPodIp { ip: String }
+    RawPodIp { ip: Option<String> = string optional "1" }
 
-    RawServiceCidr { metadata: RawMetadata, spec: RawServiceCidrSpec }
-    RawServiceCidrSpec { cidrs: Vec<String> }
+    RawServiceCidr {
+        metadata: Option<RawMetadata> = message optional "1",
+        spec: Option<RawServiceCidrSpec> = message optional "2",
+    }
+    RawServiceCidrSpec { cidrs: Vec<String> = string repeated "1" }
 }
 
-impl RawMetadata {
-    /// Returns true if kube-proxy does not watch objects of this kind with these labels.
-    pub(super) fn is_excluded<K: Kind>(&self) -> bool {
-        self.labels.as_ref().is_some_and(K::is_excluded)
-    }
-
-    /// Returns the name as it is written.
-    pub(in crate::watch) fn name(&self) -> Option<&str> {
-        self.name.as_deref().filter(|name| !name.is_empty())
-    }
-
-    /// Returns the namespace as it is written.
-    pub(in crate::watch) fn namespace(&self) -> Option<&str> {
-        self.namespace.as_deref().filter(|namespace| !namespace.is_empty())
-    }
-
-    /// Returns namespace and name for the log. They may be invalid, so that characters without a
-    /// glyph are escaped.
-    pub(in crate::watch) fn written_name(&self) -> Option<String> {
-        let name = self.name()?.escape_debug();
-        Some(match self.namespace() {
-            Some(namespace) => format!("{}/{name}", namespace.escape_debug()),
-            None => name.to_string(),
-        })
-    }
+/// Decodes a field of JSON or YAML; `null` as if the field were absent.
+fn null_is_absent<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }

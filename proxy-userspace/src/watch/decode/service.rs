@@ -3,8 +3,10 @@
 use std::{net::IpAddr, num::NonZeroU32};
 
 use super::{
-    Problems, parse,
-    raw::{RawAnnotations, RawLoadBalancerIngress, RawService, RawServicePort, RawServiceSpec},
+    Kind as _, Problems,
+    metadata::{BALANCE, FORWARDING},
+    parse,
+    raw::{RawLoadBalancerIngress, RawService, RawServicePort, RawServiceSpec},
 };
 use crate::model::{
     Balance, Forwarding, IpFamily, LoadBalancerIngress, LoadBalancerIpMode, NamespacedName, Service,
@@ -19,31 +21,30 @@ const MAX_AFFINITY_SECONDS: u32 = 86_400;
 pub(super) fn service(name: NamespacedName, raw: RawService, problems: &mut Problems) -> Service {
     let metadata = raw.metadata.unwrap_or_default();
     let spec = raw.spec.unwrap_or_default();
-    let ingress = raw.status.and_then(|status| status.load_balancer?.ingress).unwrap_or_default();
+    let ingress =
+        raw.status.and_then(|status| status.load_balancer).map(|status| status.ingress).unwrap_or_default();
     let service_type = service_type(&spec, problems);
-    let external_ips = spec.external_ips.as_deref();
-    let source_ranges = spec.load_balancer_source_ranges.as_deref();
     let health_check = spec.health_check_node_port;
     let (internal, external) = (&spec.internal_traffic_policy, &spec.external_traffic_policy);
     Service {
         service_type,
         cluster_ips: cluster_ips(&spec, service_type, problems),
-        external_ips: parse::list("spec.externalIPs", external_ips, problems, parse::ip),
+        external_ips: parse::list("spec.externalIPs", &spec.external_ips, problems, parse::ip),
         load_balancer_ingress: load_balancer_ingress(&ingress, problems),
         load_balancer_source_ranges: parse::list(
             "spec.loadBalancerSourceRanges",
-            source_ranges,
+            &spec.load_balancer_source_ranges,
             problems,
             parse::cidr,
         ),
-        ports: ports(spec.ports.as_deref().unwrap_or_default(), problems),
+        ports: ports(&spec.ports, problems),
         session_affinity: session_affinity(&spec, problems),
         internal_traffic_policy: traffic_policy("spec.internalTrafficPolicy", internal.as_deref(), problems),
         external_traffic_policy: traffic_policy("spec.externalTrafficPolicy", external.as_deref(), problems),
         health_check_node_port: parse::optional_port("spec.healthCheckNodePort", health_check, problems),
-        excluded_by_label: metadata.is_excluded::<Service>(),
-        balance: balance(metadata.annotations.as_ref(), problems),
-        forwarding: forwarding(metadata.annotations.as_ref(), problems),
+        excluded_by_label: Service::is_excluded(&metadata),
+        balance: balance(metadata.annotation(BALANCE), problems),
+        forwarding: forwarding(metadata.annotation(FORWARDING), problems),
         name,
     }
 }
@@ -63,7 +64,7 @@ fn service_type(spec: &RawServiceSpec, problems: &mut Problems) -> ServiceType {
 /// Decodes `clusterIPs`, or `clusterIP` if that is the only one. Empty for headless Services.
 fn cluster_ips(spec: &RawServiceSpec, service_type: ServiceType, problems: &mut Problems) -> Vec<IpAddr> {
     let single = spec.cluster_ip.as_deref().filter(|value| !value.is_empty());
-    let listed = spec.cluster_ips.as_deref().unwrap_or_default();
+    let listed = &spec.cluster_ips;
     let values: Vec<&str> = listed.iter().map(String::as_str).collect();
     let values = if values.is_empty() { Vec::from_iter(single) } else { values };
     if service_type == ServiceType::ExternalName || matches!(values.first(), None | Some(&("None" | ""))) {
@@ -159,17 +160,15 @@ fn session_affinity(spec: &RawServiceSpec, problems: &mut Problems) -> SessionAf
 }
 
 /// Decodes shunt's own annotation about the choice of an endpoint.
-fn balance(annotations: Option<&RawAnnotations>, problems: &mut Problems) -> Option<Balance> {
-    let value = annotations.and_then(|annotations| annotations.balance.as_deref());
+fn balance(value: Option<&str>, problems: &mut Problems) -> Option<Balance> {
     let words = [("random", Some(Balance::Random)), ("maglev", Some(Balance::Maglev))];
-    parse::word("metadata.annotations[shunt.dev/balance]", value, None, &words, problems).flatten()
+    parse::word(format_args!("metadata.annotations[{BALANCE}]"), value, None, &words, problems).flatten()
 }
 
 /// Decodes shunt's own annotation about packets for endpoints on other nodes.
-fn forwarding(annotations: Option<&RawAnnotations>, problems: &mut Problems) -> Forwarding {
-    let value = annotations.and_then(|annotations| annotations.forwarding.as_deref());
+fn forwarding(value: Option<&str>, problems: &mut Problems) -> Forwarding {
     let words = [Forwarding::Nat, Forwarding::Dsr].map(|forwarding| (forwarding.name(), forwarding));
-    let field = "metadata.annotations[shunt.dev/forwarding]";
+    let field = format_args!("metadata.annotations[{FORWARDING}]");
     parse::word(field, value, Forwarding::Nat, &words, problems).unwrap_or_default()
 }
 

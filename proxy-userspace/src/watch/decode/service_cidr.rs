@@ -8,6 +8,6 @@ pub(super) fn service_cidr(
     raw: RawServiceCidr,
     problems: &mut Problems,
 ) -> ServiceCidr {
-    let cidrs = raw.spec.and_then(|spec| spec.cidrs);
-    ServiceCidr { name: name.name, cidrs: parse::list("spec.cidrs", cidrs.as_deref(), problems, parse::cidr) }
+    let cidrs = raw.spec.map(|spec| spec.cidrs).unwrap_or_default();
+    ServiceCidr { name: name.name, cidrs: parse::list("spec.cidrs", &cidrs, problems, parse::cidr) }
 }

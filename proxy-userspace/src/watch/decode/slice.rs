@@ -3,7 +3,9 @@
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use super::{
-    Problems, parse,
+    Problems,
+    metadata::{LAST_CHANGE_TRIGGER_TIME, SERVICE_NAME},
+    parse,
     raw::{RawEndpoint, RawEndpointPort, RawEndpointSlice, RawHint, RawTargetRef},
 };
 use crate::model::{AddressType, EndpointSlice, Hints, Name, NamespacedName, SliceEndpoint, SlicePort};
@@ -14,12 +16,8 @@ pub(super) fn endpoint_slice(
     problems: &mut Problems,
 ) -> EndpointSlice {
     let metadata = raw.metadata.unwrap_or_default();
-    let labels = metadata.labels.unwrap_or_default();
-    let trigger_time = metadata.annotations.and_then(|annotations| annotations.last_change_trigger_time);
     let address_type = address_type(raw.address_type.as_deref(), problems);
-    let endpoints = raw.endpoints.unwrap_or_default();
-    let ports = raw.ports.unwrap_or_default();
-    let decoded = endpoints.into_iter().enumerate().filter_map(|(i, mut endpoint)| {
+    let decoded = raw.endpoints.into_iter().enumerate().filter_map(|(i, mut endpoint)| {
         let target = endpoint.target_ref.take();
         let pod = target.and_then(|target| pod(&target, &name.namespace));
         Some((slice_endpoint(i, endpoint, address_type, problems)?, pod))
@@ -27,17 +25,15 @@ pub(super) fn endpoint_slice(
     let (endpoints, pods): (Vec<_>, Vec<_>) = decoded.unzip();
     EndpointSlice {
         name,
-        service: labels.service_name.filter(|name| !name.is_empty()).and_then(|name| {
-            let field = "metadata.labels[kubernetes.io/service-name]";
-            parse::name(field, &name, Name::label, problems)
+        service: metadata.label(SERVICE_NAME).filter(|name| !name.is_empty()).and_then(|name| {
+            parse::name(format_args!("metadata.labels[{SERVICE_NAME}]"), name, Name::label, problems)
         }),
         address_type,
         endpoints,
         pods: pods.into_iter().collect(),
-        ports: ports.iter().enumerate().filter_map(|(i, port)| slice_port(i, port, problems)).collect(),
-        last_change_trigger_time: trigger_time.and_then(|value| {
-            let field = "metadata.annotations[endpoints.kubernetes.io/last-change-trigger-time]";
-            parse::time(field, &value, problems)
+        ports: raw.ports.iter().enumerate().filter_map(|(i, port)| slice_port(i, port, problems)).collect(),
+        last_change_trigger_time: metadata.annotation(LAST_CHANGE_TRIGGER_TIME).and_then(|value| {
+            parse::time(format_args!("metadata.annotations[{LAST_CHANGE_TRIGGER_TIME}]"), value, problems)
         }),
     }
 }
@@ -58,13 +54,12 @@ fn slice_endpoint(
     address_type: AddressType,
     problems: &mut Problems,
 ) -> Option<SliceEndpoint> {
-    let addresses = raw.addresses.unwrap_or_default();
-    if addresses.is_empty() {
+    if raw.addresses.is_empty() {
         problems.add(format_args!("endpoints[{i}].addresses"), "missing; an endpoint needs an address");
         return None;
     }
     let mut first = None;
-    for (j, value) in addresses.iter().enumerate().filter(|_| address_type != AddressType::Fqdn) {
+    for (j, value) in raw.addresses.iter().enumerate().filter(|_| address_type != AddressType::Fqdn) {
         let field = format_args!("endpoints[{i}].addresses[{j}]");
         let address = endpoint_address(field, value, address_type, problems);
         if j == 0 {
@@ -122,8 +117,8 @@ fn slice_port(i: usize, raw: &RawEndpointPort, problems: &mut Problems) -> Optio
     Some(SlicePort { name, protocol, port })
 }
 
-fn hint_names(hints: Option<Vec<RawHint>>) -> Box<[Arc<str>]> {
-    hints.unwrap_or_default().into_iter().filter_map(|hint| non_empty(hint.name)).collect()
+fn hint_names(hints: Vec<RawHint>) -> Box<[Arc<str>]> {
+    hints.into_iter().filter_map(|hint| non_empty(hint.name)).collect()
 }
 
 fn non_empty(value: Option<String>) -> Option<Arc<str>> {

@@ -65,8 +65,8 @@ impl PodSink<'_> {
 
     fn is_it(&self, raw: &RawPod) -> bool {
         let metadata = raw.metadata.as_ref();
-        let namespace = metadata.and_then(|metadata| metadata.namespace()).unwrap_or("default");
-        metadata.and_then(|metadata| metadata.name()) == Some(&*self.name.name)
+        let namespace = metadata.and_then(|metadata| metadata.non_empty_namespace()).unwrap_or("default");
+        metadata.and_then(|metadata| metadata.non_empty_name()) == Some(&*self.name.name)
             && namespace == &*self.name.namespace
     }
 }

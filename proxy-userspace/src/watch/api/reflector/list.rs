@@ -13,7 +13,7 @@ use crate::{
             list_reader::ListReader,
             request::{self, Freshness, HttpRequest, PAGE_SIZE},
             response,
-            wire::Page,
+            wire::{ListMetadata, Object},
         },
         decode::Kind,
     },
@@ -39,8 +39,8 @@ impl<K: Kind> Reflector<K> {
         let mut request = request::list::<K>(&self.selectors, &self.freshness, limit)?;
         loop {
             let page = self.read_page(request, &mut objects).await?;
-            let Some(token) = page.metadata.continue_token.filter(|token| !token.is_empty()) else {
-                return self.replace(objects, page.metadata.resource_version).await;
+            let Some(token) = page.continue_token.filter(|token| !token.is_empty()) else {
+                return self.replace(objects, page.resource_version).await;
             };
             self.has_pages |= self.freshness == Freshness::Any;
             request = request::next_page::<K>(&self.selectors, limit, &token)?;
@@ -52,16 +52,14 @@ impl<K: Kind> Reflector<K> {
         &mut self,
         request: HttpRequest,
         objects: &mut BTreeMap<NamespacedName, K>,
-    ) -> Result<Page, Failure> {
+    ) -> Result<ListMetadata, Failure> {
         let limit = self.timing.response;
         let mut response = response::send(&self.client, request, limit).await?;
-        let mut reader = ListReader::default();
-        let mut take = |item: &[u8]| {
-            let item = serde_json::from_slice(item).map_err(Failure::invalid)?;
+        let mut reader = ListReader::new(response.encoding());
+        let mut take = |item: &Object<'_>| {
             if let (_, Some(delta)) = self.decode(item) {
                 delta.apply_to(objects, K::key);
             }
-            Ok(())
         };
         while response.read(limit, |bytes| reader.read(bytes, &mut take)).await? {}
         reader.finish()

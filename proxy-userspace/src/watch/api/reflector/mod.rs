@@ -4,7 +4,7 @@ mod list;
 
 use std::collections::BTreeMap;
 
-use serde_json::value::RawValue;
+use bytes::Bytes;
 use tokio::{
     sync::mpsc::Sender,
     time::{Instant, sleep, sleep_until},
@@ -17,12 +17,12 @@ use super::{
     failure::{Failure, FailureClass},
     report::Reporter,
     request::{self, Freshness, Selectors},
-    response::{self, Line, Response},
-    wire::{Bookmark, Event, Status},
+    response::{self, Part, Response},
+    wire::{Encoding, Event, Object},
 };
 use crate::{
     model::{Delta, NamespacedName, WatchEvent},
-    watch::decode::{self, Kind},
+    watch::decode::{INITIAL_EVENTS_END, Kind, RawMetadata},
 };
 
 /// The least duration of a watch that is requested, in seconds. The duration is up to twice as
@@ -184,11 +184,11 @@ impl<K: Kind> Reflector<K> {
         let mut response = self.open().await?;
         let opened = Instant::now();
         let mut is_settled = false;
-        let mut lines = 0_u64;
+        let mut events = 0_u64;
         loop {
             let limit = if initial.is_some() { self.timing.response } else { self.timing.idle };
-            let line = tokio::select! {
-                line = response.next_line(limit) => line,
+            let part = tokio::select! {
+                part = response.next_event(limit) => part,
                 () = sleep_until(opened + self.timing.settled), if !is_settled && initial.is_none() => {
                     is_settled = true;
                     self.backoff.reset();
@@ -196,17 +196,17 @@ impl<K: Kind> Reflector<K> {
                     continue;
                 }
             };
-            let has_worked = initial.is_none() && (lines > 0 || is_settled);
-            match line {
-                Ok(Line::Complete(line)) => self.read_line(&line, &mut initial).await?,
-                Ok(Line::Timeout) if initial.is_some() => {
+            let has_worked = initial.is_none() && (events > 0 || is_settled);
+            match part {
+                Ok(Part::Event(event)) => self.read_event(&event, response.encoding(), &mut initial).await?,
+                Ok(Part::Timeout) if initial.is_some() => {
                     return Err(End::NotStreaming(format!("no end of the initial objects in {limit:?}")));
                 }
-                Ok(Line::Timeout) => return Ok(is_settled),
-                Ok(Line::End) if has_worked => return Ok(is_settled),
-                Ok(Line::End) => {
+                Ok(Part::Timeout) => return Ok(is_settled),
+                Ok(Part::End) if has_worked => return Ok(is_settled),
+                Ok(Part::End) => {
                     let missing =
-                        if initial.is_some() { "the end of the initial objects" } else { "any line" };
+                        if initial.is_some() { "the end of the initial objects" } else { "any event" };
                     let message = format!("the server closed the watch before {missing}");
                     return Err(Failure::new(FailureClass::Disconnected, message).into());
                 }
@@ -216,7 +216,7 @@ impl<K: Kind> Reflector<K> {
                 }
                 Err(failure) => return Err(failure.into()),
             }
-            lines += 1;
+            events += 1;
         }
     }
 
@@ -236,16 +236,24 @@ impl<K: Kind> Reflector<K> {
         })
     }
 
-    async fn read_line(&mut self, line: &[u8], initial: &mut InitialObjects<K>) -> Result<(), End> {
-        let event: Event<'_> = serde_json::from_slice(line).map_err(Failure::invalid)?;
-        match event.event_type {
+    async fn read_event(
+        &mut self,
+        bytes: &Bytes,
+        encoding: Encoding,
+        initial: &mut InitialObjects<K>,
+    ) -> Result<(), End> {
+        let Event { event_type, object } = Event::decode(bytes, encoding)?;
+        let metadata = |what| {
+            let metadata = object.metadata();
+            metadata.map_err(|problem| Failure::invalid(format!("{what}: {problem}")))
+        };
+        match &*event_type {
             "ADDED" | "MODIFIED" => {
-                let (version, delta) = self.decode(event.object);
+                let (version, delta) = self.decode(&object);
                 self.apply(delta, version, initial).await
             }
             "DELETED" => {
-                let metadata = decode::decode_metadata(&mut deserializer(event.object))
-                    .map_err(|problem| Failure::invalid(format!("deleted object: {problem}")))?;
+                let metadata = metadata("deleted object")?;
                 let written = metadata.written_name();
                 let written = written.ok_or_else(|| Failure::invalid("a deleted object without a name"))?;
                 self.reporter.deleted(&written);
@@ -253,14 +261,8 @@ impl<K: Kind> Reflector<K> {
                 let delta = K::name_in(&metadata).map(Delta::Delete);
                 self.apply(delta, metadata.resource_version, initial).await
             }
-            "BOOKMARK" => {
-                let bookmark = serde_json::from_str(event.object.get()).map_err(Failure::invalid)?;
-                self.apply_bookmark(bookmark, initial).await
-            }
-            "ERROR" => {
-                let status: Status = serde_json::from_str(event.object.get()).map_err(Failure::invalid)?;
-                Err(Failure::status(status.code, &status.message).into())
-            }
+            "BOOKMARK" => self.apply_bookmark(metadata("bookmark")?, initial).await,
+            "ERROR" => Err(object.status()?.failure().into()),
             other => {
                 debug!(resource = K::PLURAL, "unknown watch event {other:?}");
                 Ok(())
@@ -290,11 +292,10 @@ impl<K: Kind> Reflector<K> {
 
     async fn apply_bookmark(
         &mut self,
-        bookmark: Bookmark,
+        metadata: RawMetadata,
         initial: &mut InitialObjects<K>,
     ) -> Result<(), End> {
-        let metadata = bookmark.metadata;
-        let is_end = metadata.annotations.is_some_and(|annotations| annotations.initial_events_end.is_some());
+        let is_end = metadata.annotation(INITIAL_EVENTS_END).is_some();
         match initial.take_if(|_| is_end) {
             Some(objects) => {
                 self.refused_streaming = None;
@@ -349,11 +350,11 @@ impl<K: Kind> Reflector<K> {
 
     /// Decodes an object. Returns its version and its change: a deletion if its labels exclude it,
     /// and none if it cannot be decoded.
-    fn decode(&mut self, object: &RawValue) -> (Option<String>, Option<Delta<K>>) {
-        let decoded = match decode::decode_json::<K>(object.get()) {
+    fn decode(&mut self, object: &Object<'_>) -> (Option<String>, Option<Delta<K>>) {
+        let decoded = match object.decode::<K>() {
             Ok(decoded) => decoded,
             Err(problem) => {
-                let metadata = decode::decode_metadata(&mut deserializer(object)).unwrap_or_default();
+                let metadata = object.metadata().unwrap_or_default();
                 self.reporter.undecodable(metadata.written_name(), vec![problem]);
                 return (metadata.resource_version, None);
             }
@@ -367,8 +368,4 @@ impl<K: Kind> Reflector<K> {
         };
         (decoded.resource_version, delta)
     }
-}
-
-fn deserializer(object: &RawValue) -> serde_json::Deserializer<serde_json::de::StrRead<'_>> {
-    serde_json::Deserializer::from_str(object.get())
 }

@@ -2,6 +2,7 @@
 
 mod direct_return;
 mod names;
+mod protobuf;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};

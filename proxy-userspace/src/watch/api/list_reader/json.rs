@@ -1,13 +1,13 @@
-//! Reads a list as its bytes come, so that no more than one item is in memory as text.
+//! Finds the items of a list in JSON.
 
-use super::{failure::Failure, wire::Page};
+use super::super::{failure::Failure, wire::Page};
 
 /// The depth within `items`: the list is an object, and `items` its only array.
 const ITEMS_DEPTH: usize = 2;
 
-/// Finds the items of a list in its bytes.
+/// A list in JSON.
 #[derive(Default)]
-pub(super) struct ListReader {
+pub(in crate::watch::api) struct JsonList {
     /// The list without its items.
     rest: Vec<u8>,
     /// The bytes of the present item so far.
@@ -19,7 +19,7 @@ pub(super) struct ListReader {
     is_escaped: bool,
 }
 
-impl ListReader {
+impl JsonList {
     /// Reads the next bytes, and calls `take` with each item that they complete.
     pub(super) fn read(
         &mut self,
@@ -74,7 +74,7 @@ mod tests {
 
     /// Reads a list in parts of this size.
     fn items(list: &str, size: usize) -> Result<(Vec<String>, Page), Failure> {
-        let (mut reader, mut items) = (ListReader::default(), Vec::new());
+        let (mut reader, mut items) = (JsonList::default(), Vec::new());
         for part in list.as_bytes().chunks(size) {
             reader.read(part, |item| {
                 items.push(String::from_utf8_lossy(item).into_owned());

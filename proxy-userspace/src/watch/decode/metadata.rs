@@ -1,0 +1,183 @@
+//! The metadata of objects: of labels and annotations, only those that shunt uses.
+
+use bytes::Bytes;
+use prost::Message;
+use serde::{Deserialize, Deserializer, de};
+
+/// kube-proxy does not watch Services with this label.
+pub(in crate::watch) const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+/// kube-proxy does not watch EndpointSlices with this label.
+pub(in crate::watch) const HEADLESS: &str = "service.kubernetes.io/headless";
+/// The label with the Service of an EndpointSlice.
+pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// The label with the zone of a Node.
+pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
+/// The annotation with the choice of an endpoint.
+pub(super) const BALANCE: &str = "shunt.dev/balance";
+/// The annotation about packets for endpoints on other nodes.
+pub(super) const FORWARDING: &str = "shunt.dev/forwarding";
+/// The annotation with which a node announces where it takes packets of the tunnel for direct server
+/// return.
+pub(in crate::watch) const DSR: &str = "shunt.dev/dsr";
+/// The annotation with the time of the change that led to this version of an EndpointSlice.
+pub(super) const LAST_CHANGE_TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+/// The annotation of the bookmark that ends the objects of a streaming list (KEP-3157).
+pub(in crate::watch) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
+/// The labels and annotations that are kept.
+const USED: [&str; 9] = [
+    SERVICE_PROXY_NAME,
+    HEADLESS,
+    SERVICE_NAME,
+    ZONE,
+    BALANCE,
+    FORWARDING,
+    DSR,
+    LAST_CHANGE_TRIGGER_TIME,
+    INITIAL_EVENTS_END,
+];
+
+/// `metadata`.
+#[derive(Deserialize, Message)]
+#[serde(rename_all = "camelCase", default)]
+pub(in crate::watch) struct RawMetadata {
+    #[prost(string, optional, tag = "1")]
+    name: Option<String>,
+    #[prost(string, optional, tag = "3")]
+    namespace: Option<String>,
+    #[prost(string, optional, tag = "6")]
+    pub(in crate::watch) resource_version: Option<String>,
+    #[prost(message, optional, tag = "9")]
+    deletion_timestamp: Option<RawTime>,
+    #[serde(deserialize_with = "used_entries")]
+    #[prost(message, repeated, tag = "11")]
+    labels: Vec<RawEntry>,
+    #[serde(deserialize_with = "used_entries")]
+    #[prost(message, repeated, tag = "12")]
+    annotations: Vec<RawEntry>,
+}
+
+/// A time, of which it only matters that it is there.
+#[derive(Message)]
+struct RawTime {}
+
+/// An entry of a map from text to text. In protobuf, which decodes all entries, it borrows from the
+/// object's bytes.
+#[derive(Message)]
+struct RawEntry {
+    #[prost(bytes = "bytes", tag = "1")]
+    key: Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    value: Bytes,
+}
+
+impl RawMetadata {
+    /// Returns the value of a label.
+    pub(super) fn label(&self, key: &str) -> Option<&str> {
+        value(&self.labels, key)
+    }
+
+    /// Returns the value of an annotation.
+    pub(in crate::watch) fn annotation(&self, key: &str) -> Option<&str> {
+        value(&self.annotations, key)
+    }
+
+    /// Returns true if the object is being deleted.
+    pub(super) fn is_being_deleted(&self) -> bool {
+        self.deletion_timestamp.is_some()
+    }
+
+    /// Returns the name as it is written, if there is one.
+    pub(in crate::watch) fn non_empty_name(&self) -> Option<&str> {
+        self.name.as_deref().filter(|name| !name.is_empty())
+    }
+
+    /// Returns the namespace as it is written, if there is one.
+    pub(in crate::watch) fn non_empty_namespace(&self) -> Option<&str> {
+        self.namespace.as_deref().filter(|namespace| !namespace.is_empty())
+    }
+
+    /// Returns namespace and name for the log. They may be invalid, so that characters without a
+    /// glyph are escaped.
+    pub(in crate::watch) fn written_name(&self) -> Option<String> {
+        let name = self.non_empty_name()?.escape_debug();
+        Some(match self.non_empty_namespace() {
+            Some(namespace) => format!("{}/{name}", namespace.escape_debug()),
+            None => name.to_string(),
+        })
+    }
+}
+
+/// Returns the value of a key. As with Go's maps, the last entry counts.
+fn value<'a>(entries: &'a [RawEntry], key: &str) -> Option<&'a str> {
+    let entry = entries.iter().rev().find(|entry| entry.key == key.as_bytes())?;
+    std::str::from_utf8(&entry.value).ok()
+}
+
+impl<'de> Deserialize<'de> for RawTime {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(|_| Self {})
+    }
+}
+
+/// Decodes a map of JSON or YAML, and keeps the used entries. Other values may be of any type.
+fn used_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RawEntry>, D::Error> {
+    deserializer.deserialize_option(UsedEntries)
+}
+
+struct UsedEntries;
+
+impl<'de> de::Visitor<'de> for UsedEntries {
+    type Value = Vec<RawEntry>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_none<E>(self) -> Result<Self::Value, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+
+    fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(UsedKey(key)) = map.next_key()? {
+            if let Some(key) = key {
+                let value: Option<String> = map.next_value()?;
+                let entry = |value: String| RawEntry { key: key.as_bytes().into(), value: value.into() };
+                entries.extend(value.map(entry));
+            } else {
+                map.next_value::<de::IgnoredAny>()?;
+            }
+        }
+        Ok(entries)
+    }
+}
+
+/// A key; none if the entry is not used.
+struct UsedKey(Option<&'static str>);
+
+impl<'de> Deserialize<'de> for UsedKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_identifier(Self(None))
+    }
+}
+
+impl de::Visitor<'_> for UsedKey {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E>(self, key: &str) -> Result<Self, E> {
+        Ok(Self(USED.into_iter().find(|used| *used == key)))
+    }
+}

@@ -1,0 +1,166 @@
+//! Decodes objects of protobuf: as JSON of the same objects, and as the API server writes them.
+
+use super::*;
+
+/// Encodes a number of less than 128 or a length.
+fn varint(mut number: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number >= 0x80 {
+        bytes.push(number.to_le_bytes()[0] | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number.to_le_bytes()[0]);
+    bytes
+}
+
+/// Encodes a field with text, bytes or a message.
+fn field(number: u64, value: impl AsRef<[u8]>) -> Vec<u8> {
+    let value = value.as_ref();
+    [&*varint(number << 3 | 2), &*varint(value.len() as u64), value].concat()
+}
+
+/// Encodes a field with a number.
+fn number(number: u64, value: i64) -> Vec<u8> {
+    [varint(number << 3), varint(value.cast_unsigned())].concat()
+}
+
+/// Encodes an entry of labels or annotations.
+fn entry(number: u64, key: &str, value: &str) -> Vec<u8> {
+    field(number, [field(1, key), field(2, value)].concat())
+}
+
+/// Decodes an object from JSON, and from the same fields in protobuf.
+fn both<K: Kind>(object: &Value) -> [String; 2] {
+    let raw = K::Raw::deserialize(object).unwrap().encode_to_vec();
+    let json = decode_json::<K>(&object.to_string()).unwrap();
+    [json, decode_protobuf::<K>(raw.into()).unwrap()].map(|decoded| format!("{decoded:?}"))
+}
+
+#[test]
+fn recorded_objects_are_decoded_alike() {
+    for service in items(SERVICES) {
+        let [json, protobuf] = both::<Service>(&service);
+        assert_eq!(json, protobuf);
+    }
+    for slice in items(SLICES) {
+        let [json, protobuf] = both::<EndpointSlice>(&slice);
+        assert_eq!(json, protobuf);
+    }
+    for node in items(NODES) {
+        let [json, protobuf] = both::<Node>(&node);
+        assert_eq!(json, protobuf);
+    }
+}
+
+#[test]
+fn a_service_as_the_server_writes_it_is_decoded() {
+    let metadata = [
+        field(1, "web"),
+        // The server writes empty text too.
+        field(2, ""),
+        field(3, "shop"),
+        field(5, "0f1c"),
+        field(6, "4711"),
+        number(7, 0),
+        entry(11, "app", "web"),
+        entry(11, "service.kubernetes.io/service-proxy-name", "other"),
+        entry(12, "shunt.dev/balance", "maglev"),
+        field(17, field(7, field(1, "{}"))),
+    ];
+    let target_port = field(4, [number(1, 1), number(2, 0), field(3, "http")].concat());
+    let port = [field(1, "http"), field(2, "TCP"), number(3, 80), target_port, number(5, 30_080)];
+    let spec = [
+        field(1, port.concat()),
+        entry(2, "app", "web"),
+        field(3, "10.96.0.80"),
+        field(4, "NodePort"),
+        field(7, "None"),
+        field(8, ""),
+        number(12, 0),
+        number(13, 1),
+        field(17, "SingleStack"),
+        field(18, "10.96.0.80"),
+        field(22, "Local"),
+    ];
+    let object = [field(1, metadata.concat()), field(2, spec.concat()), field(3, field(1, ""))].concat();
+    let decoded = decode_protobuf::<Service>(object.into()).unwrap();
+    assert_eq!(decoded.problems, []);
+    assert_eq!((decoded.selected, decoded.resource_version.as_deref()), (false, Some("4711")));
+    let expected = json!({
+        "metadata": {
+            "name": "web", "namespace": "shop",
+            "labels": {"service.kubernetes.io/service-proxy-name": "other"},
+            "annotations": {"shunt.dev/balance": "maglev"},
+        },
+        "spec": {
+            "type": "NodePort", "clusterIP": "10.96.0.80", "clusterIPs": ["10.96.0.80"],
+            "ports": [{"name": "http", "port": 80, "nodePort": 30080}], "internalTrafficPolicy": "Local",
+        },
+    });
+    assert_eq!(decoded.object, Some(good::<Service>(&expected)));
+}
+
+#[test]
+fn a_slice_as_the_server_writes_it_is_decoded() {
+    let metadata = [field(1, "web-1"), field(3, "shop"), entry(11, "kubernetes.io/service-name", "web")];
+    let target = [field(1, "Pod"), field(2, "shop"), field(3, "web-0"), field(4, "0f1c")];
+    let hints = [field(1, field(1, "zone-a")), field(2, field(1, "node1"))];
+    let endpoint = [
+        field(1, "10.0.0.1"),
+        field(2, [number(1, 0), number(2, 1)].concat()),
+        field(4, target.concat()),
+        field(6, "node1"),
+        field(7, "zone-a"),
+        field(8, hints.concat()),
+    ];
+    let port = [field(1, "http"), field(2, "UDP"), number(3, 8080)];
+    let object =
+        [field(1, metadata.concat()), field(2, endpoint.concat()), field(3, port.concat()), field(4, "IPv4")];
+    let decoded = decode_protobuf::<EndpointSlice>(object.concat().into()).unwrap();
+    let expected = json!({
+        "metadata": {
+            "name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"},
+        },
+        "addressType": "IPv4",
+        "endpoints": [{
+            "addresses": ["10.0.0.1"], "conditions": {"ready": false, "serving": true},
+            "targetRef": {"kind": "Pod", "namespace": "shop", "name": "web-0"}, "nodeName": "node1",
+            "hints": {"forZones": [{"name": "zone-a"}], "forNodes": [{"name": "node1"}]},
+        }],
+        "ports": [{"name": "http", "protocol": "UDP", "port": 8080}],
+    });
+    assert_eq!((decoded.problems, decoded.object), (Vec::new(), Some(good::<EndpointSlice>(&expected))));
+}
+
+#[test]
+fn a_number_out_of_range_is_named() {
+    let spec = field(1, [field(2, "TCP"), number(3, -1)].concat());
+    let metadata = [field(1, "web"), field(3, "shop")].concat();
+    let object = [field(1, metadata), field(2, spec)].concat();
+    let problems = decode_protobuf::<Service>(object.into()).unwrap().problems;
+    let [problem] = &*problems else { panic!("{problems:?}") };
+    assert_eq!(problem.to_string(), "spec.ports[0].port: -1 is not a port number, 1 to 65535");
+}
+
+#[test]
+fn a_field_of_another_type_is_named() {
+    let object = field(2, field(1, field(3, "eighty")));
+    let problem = decode_protobuf::<Service>(object.into()).expect_err("a port that is text");
+    assert!(problem.to_string().contains("RawServicePort.port"), "{problem}");
+    // The metadata can be decoded all the same.
+    let metadata = field(1, [field(1, "web"), field(3, "shop"), field(6, "7")].concat());
+    let object = [metadata, field(2, field(1, field(3, "eighty")))].concat();
+    let metadata = decode_protobuf_metadata(object.into()).expect("metadata");
+    assert_eq!(metadata.written_name().as_deref(), Some("shop/web"));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_cause_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let bytes = Bytes::from(bytes);
+        let _ = decode_protobuf::<Service>(bytes.clone());
+        let _ = decode_protobuf::<EndpointSlice>(bytes.clone());
+        let _ = decode_protobuf::<Node>(bytes.clone());
+        let _ = decode_protobuf_metadata(bytes);
+    }
+}
