@@ -2,12 +2,13 @@
 //! Service.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     mem,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
+use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use super::{

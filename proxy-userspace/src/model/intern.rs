@@ -1,7 +1,9 @@
 //! Keeps one copy of values that many objects repeat: namespaces, names of Services, nodes, zones
 //! and ports, and hints.
 
-use std::{collections::HashSet, hash::Hash, sync::Arc};
+use std::{hash::Hash, sync::Arc};
+
+use foldhash::HashSet;
 
 /// Below this number of values, unused values are not removed.
 const SMALLEST_SWEEP: usize = 1024;
@@ -36,7 +38,7 @@ impl<T: ?Sized + Eq + Hash> Interner<T> {
 
 impl<T: ?Sized> Default for Interner<T> {
     fn default() -> Self {
-        Self { known: HashSet::new(), sweep_at: SMALLEST_SWEEP }
+        Self { known: HashSet::default(), sweep_at: SMALLEST_SWEEP }
     }
 }
 

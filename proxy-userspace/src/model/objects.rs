@@ -2,13 +2,14 @@
 //! defaults.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     fmt,
     net::{IpAddr, SocketAddr},
     num::{NonZeroU16, NonZeroU32},
     sync::Arc,
 };
 
+use foldhash::HashSet;
 use ipnet::IpNet;
 
 use super::{InvalidName, Name, PodNames, intern::Interner};

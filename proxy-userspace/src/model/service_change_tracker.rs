@@ -1,10 +1,12 @@
 //! The known Services, and those that changed since they were last resolved.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     mem,
     net::IpAddr,
 };
+
+use foldhash::HashMap;
 
 use super::{Delta, Forwarding, ModelSettings, NamespacedName, Service, ServiceType, intern::Interner};
 

@@ -1,8 +1,9 @@
 //! Whether the additions of a plan fit into the maps. A service port that does not fit stays as it
 //! is, instead of half written.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
+use foldhash::HashMap;
 use proxy_common::layout::{MAPS, MapSizes};
 
 use super::{

@@ -5,7 +5,7 @@
 //! service port with its identifier for as long as possible. Identifiers without their own slot are
 //! multiples of the number of slots.
 
-use std::collections::HashSet;
+use foldhash::HashSet;
 
 use proxy_common::layout::{service_slot, service_slots};
 
@@ -74,7 +74,7 @@ impl ServiceIds {
 
     /// Returns an allocator of new identifiers. It does not change which are in use.
     pub(crate) fn allocator(&self) -> IdAllocator<'_> {
-        IdAllocator { ids: self, largest: self.largest, taken: HashSet::new() }
+        IdAllocator { ids: self, largest: self.largest, taken: HashSet::default() }
     }
 }
 

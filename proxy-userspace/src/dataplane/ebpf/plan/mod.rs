@@ -23,8 +23,9 @@ pub(crate) mod state;
 pub(crate) mod step;
 pub(crate) mod translate;
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
+use foldhash::HashSet;
 use proxy_common::{
     Addr,
     layout::{DsrKey, Endpoint, EndpointKey, EndpointValue, List, MemberKey, ServiceKey, ServiceValue},
@@ -140,8 +141,8 @@ impl<'a> Planner<'a> {
             node,
             new_ids,
             names: Vec::new(),
-            claimed: HashSet::new(),
-            written: HashSet::new(),
+            claimed: HashSet::default(),
+            written: HashSet::default(),
             with_new_tables: BTreeSet::new(),
             direct_begins: false,
             phases,

@@ -1,7 +1,8 @@
 //! What the kernel holds, as this process knows it, and which service port has which identifier.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
+use foldhash::{HashMap, HashSet};
 use proxy_common::{
     Addr,
     layout::{
