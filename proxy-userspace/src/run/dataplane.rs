@@ -1,6 +1,6 @@
 //! Creates the dataplane of a mode, and removes what modes left in the kernel.
 
-use std::{panic::resume_unwind, sync::Arc};
+use std::sync::Arc;
 
 use proxy_userspace::{
     assembly,
@@ -47,19 +47,12 @@ pub(super) fn check_capabilities(mode: Mode) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// Creates the dataplane of the configured mode in a thread. `drift` is notified if others change its
-/// rules.
-pub(super) async fn start_renderer(
+/// Creates the dataplane of the configured mode. `drift` is notified if others change its rules.
+pub(super) fn renderer(
     config: &Config,
     launcher: &Launcher,
     drift: &Arc<Notify>,
 ) -> anyhow::Result<Box<dyn Renderer>> {
-    let (config, launcher, drift) = (config.clone(), launcher.clone(), Arc::clone(drift));
-    let created = tokio::task::spawn_blocking(move || renderer(&config, &launcher, &drift));
-    created.await.unwrap_or_else(|panic| resume_unwind(panic.into_panic()))
-}
-
-fn renderer(config: &Config, launcher: &Launcher, drift: &Arc<Notify>) -> anyhow::Result<Box<dyn Renderer>> {
     let created = match config.mode {
         Mode::Nftables => return nftables(config, launcher, Arc::clone(drift)),
         Mode::Ebpf => ebpf(config, launcher, drift),

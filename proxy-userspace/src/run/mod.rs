@@ -39,7 +39,7 @@ use proxy_userspace::{
     kernel::{KernelError, end_signals::EndSignals, own_process},
     metrics::Metrics,
     node::{self, NodeEvent, NodeEvents},
-    sync::{EarlyEvents, Inspector, Outputs, SyncError, SyncLoop, SyncSettings},
+    sync::{Inspector, Outputs, SyncError, SyncLoop, SyncSettings},
     trace::{Tracer, routes as trace_routes},
     ui::{self, Pages},
 };
@@ -167,13 +167,10 @@ async fn run_mode(
     outputs.metrics.set_fallback(choice.fallback());
     outputs.status.set_mode(config.mode, why);
     let mut tasks = Tasks::new();
-    let mut inputs = sources::start(choice, &outputs, settings, inspector, node_events, &mut tasks);
+    let inputs = sources::start(choice, &outputs, settings, inspector, node_events, &mut tasks);
     let give_up_after = choice.give_up_after();
     let had_programs = other_proxy::has_programs(config);
-    let sync_settings = reload::settings(config, give_up_after);
-    let mut early_events = EarlyEvents::new(&sync_settings, outputs.metrics.clone());
-    let created = dataplane::start_renderer(config, launcher, &inputs.drift);
-    let mut renderer = match early_events.until(created, &mut inputs.events).await {
+    let mut renderer = match dataplane::renderer(config, launcher, &inputs.drift) {
         Ok(renderer) => renderer,
         Err(error) if give_up_after.is_some() && !is_in_use(&error) => {
             return Ok(ModeOutcome::Broken(error, broken));
@@ -184,7 +181,7 @@ async fn run_mode(
     outputs.metrics.set_mode_metrics(renderer.mode_metrics());
     let mut takeover = Takeover::new(broken, config, launcher, had_programs);
     let mut sync =
-        SyncLoop::new(sync_settings, renderer, outputs, shutdown.clone()).with_early_events(early_events);
+        SyncLoop::new(reload::settings(config, give_up_after), renderer, outputs, shutdown.clone());
     tokio::select! {
         // A task that ends also closes its channel. Its error is the better one, so it comes first.
         biased;

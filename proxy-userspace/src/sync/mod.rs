@@ -9,7 +9,6 @@
 mod backstop_report;
 mod conflicts;
 mod displaced;
-mod early_events;
 mod failure;
 mod inspection;
 mod left_out;
@@ -36,7 +35,6 @@ use self::{
     no_local_endpoints::NoLocalEndpoints, node_wait::NodeWait, report::unix_now, schedule::Schedule,
 };
 pub use self::{
-    early_events::EarlyEvents,
     inspection::{Inspected, Inspector, NoAnswer, Request, TraceEnd},
     node_wait::PodCidrsError,
     takeover_stage::TakeoverStage,
@@ -45,7 +43,7 @@ use crate::{
     causes::with_causes,
     dataplane::{FailureScope, Mode, RenderError, Renderer, ebpf::TracingPrograms},
     health::{HealthChecks, ProxyHealth, Status, SyncTask},
-    metrics::{Metrics, SyncExtent},
+    metrics::{Metrics, SyncExtent, WatchedKind},
     model::{Dirty, IpFamily, Model, ModelSettings, NodeFacts, NodePortAddresses, UnixNanos, WatchEvent},
     node::NodeEvents,
 };
@@ -198,13 +196,6 @@ impl SyncLoop {
         }
     }
 
-    /// Starts with what came before.
-    #[must_use]
-    pub fn with_early_events(mut self, events: EarlyEvents) -> Self {
-        self.model = events.model;
-        self
-    }
-
     /// Returns the dataplane, for a cleanup.
     pub fn into_renderer(self) -> Box<dyn Renderer> {
         self.renderer
@@ -219,14 +210,6 @@ impl SyncLoop {
         let shutdown = self.shutdown.clone();
         self.take_facts(&mut inputs.node_facts);
         loop {
-            // Before anything is received: early events may be all that comes.
-            if self.node_wait.check(&self.model, Instant::now())? {
-                self.queue();
-            }
-            let now = Instant::now();
-            if let Some(extent) = self.schedule.due(now) {
-                self.sync(now, extent, takeover)?;
-            }
             let wake = self.schedule.wake_at().into_iter().chain(self.node_wait.wake_at()).min();
             tokio::select! {
                 biased;
@@ -253,13 +236,23 @@ impl SyncLoop {
                     self.renderer.distrust();
                 }
                 Some(request) = inputs.requests.recv() => match request {
-                    Request::Read(inspection) => inspection(&self.inspected()),
+                    Request::Read(inspection) => {
+                        inspection(&self.inspected());
+                        continue;
+                    }
                     // Nobody waits for the answer if the asker is gone.
                     Request::Trace(programs, reply) => {
                         let _ = reply.send(self.exchange_programs(programs, takeover)?);
                     }
                 },
                 () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
+            }
+            if self.node_wait.check(&self.model, Instant::now())? {
+                self.queue();
+            }
+            let now = Instant::now();
+            if let Some(extent) = self.schedule.due(now) {
+                self.sync(now, extent, takeover)?;
             }
         }
     }
@@ -304,7 +297,16 @@ impl SyncLoop {
     }
 
     fn take_event(&mut self, event: WatchEvent) {
-        if early_events::apply(&mut self.model, event, &self.outputs.metrics) {
+        let kind = match event {
+            WatchEvent::Services(_) => Some(WatchedKind::Service),
+            WatchEvent::EndpointSlices(_) => Some(WatchedKind::EndpointSlice),
+            WatchEvent::Nodes(_) => Some(WatchedKind::Node),
+            WatchEvent::ServiceCidrs(_) => None,
+        };
+        if let Some(kind) = kind {
+            self.outputs.metrics.event_received(kind);
+        }
+        if self.model.apply(event) {
             self.queue();
         }
     }

@@ -62,17 +62,6 @@ impl Daemon {
         give_up_after: Option<Duration>,
         detect_local: DetectLocalMode,
     ) -> Self {
-        Self::start_after([], outputs, fake, give_up_after, detect_local)
-    }
-
-    /// Starts after these events.
-    fn start_after(
-        early: impl IntoIterator<Item = WatchEvent>,
-        outputs: Outputs,
-        fake: FakeDataplane,
-        give_up_after: Option<Duration>,
-        detect_local: DetectLocalMode,
-    ) -> Self {
         let periods =
             SyncPeriods { min_sync_period: MIN_SYNC, sync_period: SYNC, give_up_after, wait_for_node: true };
         let settings = ModelSettings {
@@ -97,12 +86,7 @@ impl Daemon {
         let settings = watch::Sender::new(SyncSettings { model: settings, periods });
         let shutdown = CancellationToken::new();
         let now = settings.borrow().clone();
-        let mut early_events = EarlyEvents::new(&now, outputs.metrics.clone());
-        for event in early {
-            early_events::apply(&mut early_events.model, event, &outputs.metrics);
-        }
-        let mut sync =
-            SyncLoop::new(now, renderer, outputs.clone(), shutdown.clone()).with_early_events(early_events);
+        let mut sync = SyncLoop::new(now, renderer, outputs.clone(), shutdown.clone());
         let (events, received) = mpsc::channel(1024);
         let (facts, node_facts) = watch::channel(None);
         let (drift, inspector) = (Arc::new(Notify::new()), Inspector::default());
@@ -220,46 +204,6 @@ fn lists() -> [WatchEvent; 3] {
 
 fn endpoint_is(address: &str) -> WatchEvent {
     WatchEvent::EndpointSlices(Delta::Apply(slice("a", address)))
-}
-
-#[tokio::test(start_paused = true)]
-async fn early_events_are_programmed_although_no_event_follows() {
-    let outputs = Outputs::new(2 * SYNC, NodeEvents::default());
-    let fake = FakeDataplane::default();
-    let daemon = Daemon::start_after(lists(), outputs, fake, None, DetectLocalMode::ClusterCidr);
-    daemon.send_facts();
-    daemon.settle().await;
-    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn events_are_applied_until_the_dataplane_is_created() {
-    let settings = SyncSettings {
-        model: ModelSettings { node_name: "node1".into(), ..ModelSettings::default() },
-        periods: SyncPeriods {
-            min_sync_period: MIN_SYNC,
-            sync_period: SYNC,
-            give_up_after: None,
-            wait_for_node: true,
-        },
-    };
-    let mut early_events = EarlyEvents::new(&settings, Metrics::default());
-    let (sender, mut events) = mpsc::channel(8);
-    for event in lists() {
-        sender.send(event).await.expect("room");
-    }
-    let created = async {
-        tokio::time::sleep(SYNC).await;
-        sender.send(lists()[0].clone()).await.expect("room");
-        "created"
-    };
-    assert_eq!(early_events.until(created, &mut events).await, "created");
-    early_events.model.set_node_facts(NodeFacts::default());
-    assert!(early_events.model.is_synced());
-    // What comes last is for the loop, and the end of the source is no reason to go on without it.
-    assert!(events.try_recv().is_ok());
-    drop(sender);
-    assert!(early_events.until(std::future::ready(true), &mut events).await);
 }
 
 #[tokio::test(start_paused = true)]
