@@ -12,12 +12,14 @@ mod mapped;
 mod pins;
 mod private_directory;
 pub mod programs;
+mod source_lines;
 mod syscall;
 pub mod tc;
 pub mod test_run;
 pub mod xdp;
 
 use std::{
+    borrow::Cow,
     io::{self, ErrorKind},
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
@@ -94,7 +96,8 @@ impl Object {
     /// used as they are: check them with [`PinDir::holds`] first.
     ///
     /// `constants` are global variables whose values the verifier takes as fixed. `recording` is
-    /// what the programs write for [`RingReader`] and [`MessageReader`].
+    /// what the programs write for [`RingReader`] and [`MessageReader`]. Programs that record
+    /// anything keep their source lines, for the verifier's log and for bpftool.
     pub fn load(
         bytes: &[u8],
         maps: &[MapSpec],
@@ -115,7 +118,11 @@ impl Object {
         }
         let globals = Globals::new(recording);
         globals.set(&mut loader, constants);
-        let mut ebpf = loader.load(bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
+        let bytes = match recording {
+            Recording::Log(LogLevel::Off) => source_lines::without_source_lines(bytes).into(),
+            Recording::Log(_) | Recording::Trace { .. } => Cow::Borrowed(bytes),
+        };
+        let mut ebpf = loader.load(&bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
         for (name, program) in ebpf.programs_mut().filter(|(_, program)| !is_link_program(program)) {
             load_program(program).map_err(KernelError::bpf("load program", name))?;
         }
