@@ -25,7 +25,7 @@ use tracing_subscriber::{
 /// Threads of sources and HTTP endpoints. The sync loop has the main thread to itself.
 ///
 /// One is enough: other threads read files, and a page of a list takes milliseconds. A second one
-/// would be woken for each line of a list. That costs about as much as decoding the line.
+/// would be woken for each object of a list. That costs about as much as decoding it.
 const WORKERS: usize = 1;
 
 fn main() -> ExitCode {

@@ -15,7 +15,7 @@ pub use proxy_common::{Protocol, layout::DirectScope};
 /// An encoding of objects, which the API server may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContentType {
-    /// Kubernetes' protobuf, which is shorter and which takes less to read.
+    /// Kubernetes' protobuf, which is shorter, and faster to decode.
     Protobuf,
     /// JSON.
     Json,
@@ -37,7 +37,7 @@ impl ContentType {
 
     /// Returns the encoding of a media type.
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|content_type| content_type.name() == name)
+        Self::ALL.into_iter().find(|content_type| content_type.name().eq_ignore_ascii_case(name))
     }
 
     /// Returns the header `Accept` for these encodings.

@@ -103,7 +103,7 @@ const LAYERS: &[Layer] = &[
     layer("trace", &["causes", "dataplane", "duration", "explain", "kernel", "model", "net", "sync"], KUBE),
     // Shows what `inspect` reads.
     layer("ui", &["explain", "health", "inspect", "node", "sync"], KUBE),
-    layer("watch", &["causes", "model", "net", "node", "yaml"], &[]),
+    layer("watch", &["captured_log", "causes", "model", "net", "node", "yaml"], &[]),
     layer("yaml", &[], KUBE),
 ];
 

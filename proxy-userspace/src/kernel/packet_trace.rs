@@ -140,7 +140,8 @@ pub fn remove_leftovers(is_ours: impl Fn(&str) -> bool) -> Result<(), KernelErro
     let mut nftables = Nftables::open()?;
     for family in IpFamily::ALL {
         // They are listed first: to delete one that does not exist takes the kernel 16 ms.
-        for name in nftables.list_tables(family)?.iter().filter(|name| is_ours(name)) {
+        let Ok(tables) = nftables.list_tables(family) else { continue };
+        for name in tables.iter().filter(|name| is_ours(name)) {
             // Its owner may have ended meanwhile.
             let _ = nftables.commit(name, &[(family, Change::DeleteTable)]);
         }

@@ -115,6 +115,9 @@ fn the_api_server_is_asked_for_the_encodings_of_the_file_or_the_flag() {
     assert_eq!(content_types(&file("contentType: application/vnd.kubernetes.protobuf"), &[]), BOTH);
     assert_eq!(content_types(&file("contentType: application/json"), &[]), "application/json");
     assert_eq!(content_types(&file(&format!("acceptContentTypes: '{REVERSED}'")), &[]), REVERSED);
+    let with_parameters =
+        "acceptContentTypes: 'application/JSON;q=0.9, application/vnd.kubernetes.protobuf,'";
+    assert_eq!(content_types(&file(with_parameters), &[]), REVERSED);
     let config = load_with(None, &["--kube-api-content-type=application/json"], &environment());
     assert!(matches!(
         config.expect("a valid flag").source,

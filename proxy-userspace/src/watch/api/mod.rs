@@ -41,7 +41,7 @@ pub use self::{
     proxy::ProxyUrlError,
     requests::{ApiRequest, OnApiRequest, ignore_api_requests},
 };
-use self::{reflector::Reflector, report::Reporter, request::Selectors};
+use self::{reflector::Reflector, report::Reporter, request::RequestOptions};
 use super::{
     WatchError,
     decode::Kind,
@@ -133,7 +133,7 @@ impl ApiSource {
         self
     }
 
-    /// Makes the server write objects in the first of these that it knows.
+    /// Asks for objects in these encodings, the preferred one first.
     #[must_use]
     pub fn with_content_types(mut self, content_types: Vec<ContentType>) -> Self {
         self.content_types = content_types;
@@ -176,7 +176,7 @@ impl ApiSource {
     ) -> Reflector<K> {
         let reporter = Reporter::new(K::PLURAL, self.status.clone(), status);
         let labels = K::EXCLUDING_LABEL.map(|label| format!("!{label}"));
-        let selectors = Selectors { labels, fields, accept: ContentType::accept(&self.content_types) };
-        Reflector::new(self.client.clone(), selectors, self.timing, tx.clone(), reporter)
+        let options = RequestOptions { labels, fields, accept: ContentType::accept(&self.content_types) };
+        Reflector::new(self.client.clone(), options, self.timing, tx.clone(), reporter)
     }
 }

@@ -15,14 +15,14 @@ pub(super) const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_'
 
 /// Which objects of a kind the server sends, and how it writes them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Selectors {
+pub(super) struct RequestOptions {
     pub(super) labels: Option<String>,
     pub(super) fields: Option<String>,
     /// The header `Accept`.
     pub(super) accept: String,
 }
 
-impl Selectors {
+impl RequestOptions {
     /// Removes a field selector that the server does not know, if it only leaves out what is not
     /// needed. Returns true if it was removed. `failure` is the answer of the server.
     ///
@@ -55,7 +55,7 @@ pub(super) type HttpRequest = http::Request<Vec<u8>>;
 
 /// Requests a list, or its first page if there is a limit.
 pub(super) fn list<K: Kind>(
-    selectors: &Selectors,
+    options: &RequestOptions,
     freshness: &Freshness,
     limit: Option<u32>,
 ) -> Result<HttpRequest, Failure> {
@@ -65,28 +65,28 @@ pub(super) fn list<K: Kind>(
         Freshness::Newest => None,
     };
     let limit = limit.map(|limit| limit.to_string());
-    get::<K>(selectors, &[("limit", limit.as_deref()), ("resourceVersion", version)])
+    get::<K>(options, &[("limit", limit.as_deref()), ("resourceVersion", version)])
 }
 
 /// Requests a further page of a list. The server refuses a resource version here.
 pub(super) fn next_page<K: Kind>(
-    selectors: &Selectors,
+    options: &RequestOptions,
     limit: Option<u32>,
     token: &str,
 ) -> Result<HttpRequest, Failure> {
     let limit = limit.map(|limit| limit.to_string());
-    get::<K>(selectors, &[("continue", Some(token)), ("limit", limit.as_deref())])
+    get::<K>(options, &[("continue", Some(token)), ("limit", limit.as_deref())])
 }
 
 /// Requests a watch of at most `seconds` that starts after `version`.
 pub(super) fn watch<K: Kind>(
-    selectors: &Selectors,
+    options: &RequestOptions,
     version: &str,
     seconds: u32,
 ) -> Result<HttpRequest, Failure> {
     let seconds = seconds.to_string();
     get::<K>(
-        selectors,
+        options,
         &[
             ("allowWatchBookmarks", Some("true")),
             ("resourceVersion", Some(version)),
@@ -99,7 +99,7 @@ pub(super) fn watch<K: Kind>(
 /// Requests a streaming list (KEP-3157): the present objects, a bookmark that ends them, and then
 /// their changes. The server answers from its cache, once that is fresh enough.
 pub(super) fn streaming_list<K: Kind>(
-    selectors: &Selectors,
+    options: &RequestOptions,
     freshness: &Freshness,
     seconds: u32,
 ) -> Result<HttpRequest, Failure> {
@@ -109,7 +109,7 @@ pub(super) fn streaming_list<K: Kind>(
         Freshness::Any | Freshness::Newest => None,
     };
     get::<K>(
-        selectors,
+        options,
         &[
             ("allowWatchBookmarks", Some("true")),
             ("resourceVersion", version),
@@ -122,9 +122,12 @@ pub(super) fn streaming_list<K: Kind>(
 }
 
 /// Builds a request with these parameters and the selectors, sorted as client-go does.
-fn get<K: Kind>(selectors: &Selectors, parameters: &[(&str, Option<&str>)]) -> Result<HttpRequest, Failure> {
+fn get<K: Kind>(
+    options: &RequestOptions,
+    parameters: &[(&str, Option<&str>)],
+) -> Result<HttpRequest, Failure> {
     let filters =
-        [("fieldSelector", selectors.fields.as_deref()), ("labelSelector", selectors.labels.as_deref())];
+        [("fieldSelector", options.fields.as_deref()), ("labelSelector", options.labels.as_deref())];
     let parameters = parameters.iter().chain(&filters);
     let mut parameters: Vec<_> = parameters.filter_map(|(name, value)| Some((*name, (*value)?))).collect();
     parameters.sort_unstable();
@@ -135,7 +138,7 @@ fn get<K: Kind>(selectors: &Selectors, parameters: &[(&str, Option<&str>)]) -> R
         target.push('=');
         target.extend(utf8_percent_encode(value, ESCAPED));
     }
-    http::Request::get(target).header(ACCEPT, &selectors.accept).body(Vec::new()).map_err(Failure::invalid)
+    http::Request::get(target).header(ACCEPT, &options.accept).body(Vec::new()).map_err(Failure::invalid)
 }
 
 fn path<K: Kind>() -> String {
@@ -162,7 +165,8 @@ mod tests {
             "\"spec.clusterIP\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\"",
         );
         let unsupported = refused(400, "field label not supported: spec.clusterIP");
-        let fields = |text: &str| Selectors { fields: Some(text.to_owned()), ..Selectors::default() };
+        let fields =
+            |text: &str| RequestOptions { fields: Some(text.to_owned()), ..RequestOptions::default() };
         assert!(fields("spec.clusterIP!=None").remove_unknown_field(&unknown));
         assert!(fields("spec.clusterIP!=None").remove_unknown_field(&unsupported));
         assert!(!fields("spec.clusterIP=None").remove_unknown_field(&unknown));
@@ -174,7 +178,7 @@ mod tests {
 
     #[test]
     fn parameters_are_those_of_client_go() {
-        let selectors = Selectors {
+        let options = RequestOptions {
             labels: Some("!service.kubernetes.io/service-proxy-name".to_owned()),
             fields: Some("spec.clusterIP!=None".to_owned()),
             accept: String::new(),
@@ -184,28 +188,25 @@ mod tests {
         let since = Freshness::NotOlderThan("7".to_owned());
         let cases = [
             (
-                list::<Service>(&selectors, &Freshness::Any, Some(500)),
+                list::<Service>(&options, &Freshness::Any, Some(500)),
                 format!("{both}&limit=500&resourceVersion=0"),
             ),
-            (list::<Service>(&selectors, &since, None), format!("{both}&resourceVersion=7")),
-            (list::<Service>(&selectors, &Freshness::Newest, Some(500)), format!("{both}&limit=500")),
+            (list::<Service>(&options, &since, None), format!("{both}&resourceVersion=7")),
+            (list::<Service>(&options, &Freshness::Newest, Some(500)), format!("{both}&limit=500")),
+            (next_page::<Service>(&options, Some(500), "a=="), format!("continue=a%3D%3D&{both}&limit=500")),
             (
-                next_page::<Service>(&selectors, Some(500), "a=="),
-                format!("continue=a%3D%3D&{both}&limit=500"),
-            ),
-            (
-                watch::<Service>(&selectors, "7", 400),
+                watch::<Service>(&options, "7", 400),
                 format!("allowWatchBookmarks=true&{both}&resourceVersion=7&timeoutSeconds=400&watch=true"),
             ),
             (
-                streaming_list::<Service>(&selectors, &Freshness::Any, 400),
+                streaming_list::<Service>(&options, &Freshness::Any, 400),
                 format!(
                     "allowWatchBookmarks=true&{both}&resourceVersionMatch=NotOlderThan\
                      &sendInitialEvents=true&timeoutSeconds=400&watch=true"
                 ),
             ),
             (
-                streaming_list::<Service>(&Selectors::default(), &since, 400),
+                streaming_list::<Service>(&RequestOptions::default(), &since, 400),
                 "allowWatchBookmarks=true&resourceVersion=7&resourceVersionMatch=NotOlderThan\
                  &sendInitialEvents=true&timeoutSeconds=400&watch=true"
                     .to_owned(),

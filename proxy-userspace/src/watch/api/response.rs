@@ -15,16 +15,17 @@ use tokio::time::timeout;
 use super::{
     failure::Failure,
     request::HttpRequest,
-    wire::{Encoding, Status},
+    wire::{Encoding, MAX_MESSAGE, Status},
 };
+use crate::causes::with_causes;
 
 /// The size of the number before each event of protobuf, its length in big-endian byte order
 /// (`LengthDelimitedFramer` in `k8s.io/apimachinery`).
 const LENGTH_SIZE: usize = 4;
-/// The longest event of protobuf, ten times the largest object that etcd stores.
-const MAX_EVENT: usize = 16 << 20;
 /// The most bytes that are read of the answer to a request that failed.
 const MAX_ERROR: usize = 1 << 20;
+/// The most characters of an answer without a `Status` that are shown, as with client-go.
+const MAX_ERROR_TEXT: usize = 2048;
 
 /// The body of a response.
 pub(super) struct Response {
@@ -68,16 +69,24 @@ async fn open(client: &kube::Client, request: HttpRequest) -> Result<Response, F
     Ok(Response { encoding, body: Box::pin(body), event: BytesMut::new() })
 }
 
-/// Reads the answer to a request that failed. What is no `Status` may come from a proxy.
+/// Reads the answer to a request that failed. An answer without a `Status` may come from a proxy.
 async fn failure(code: u16, encoding: Encoding, body: Body) -> Failure {
     let body = match Limited::new(body, MAX_ERROR).collect().await {
         Ok(body) => body.to_bytes(),
-        Err(error) => return Failure::status(code, &format!("the answer cannot be read: {error}")),
+        Err(error) => {
+            return Failure::status(code, &format!("the answer cannot be read: {}", with_causes(&*error)));
+        }
     };
     match Status::of_response(&body, encoding) {
-        Ok(status) => status.failure(),
-        Err(_) => Failure::status(code, String::from_utf8_lossy(&body).trim()),
+        Ok(status) if status.code != 0 => status.failure(),
+        _ => Failure::status(code, &shown(&body)),
     }
+}
+
+/// Returns the first part of a text as one line.
+fn shown(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body);
+    text.trim().chars().take(MAX_ERROR_TEXT).flat_map(char::escape_debug).collect()
 }
 
 impl Response {
@@ -145,16 +154,16 @@ fn line(buffer: &[u8]) -> (usize, bool) {
 fn missing(event: &[u8]) -> Result<usize, Failure> {
     let Some(length) = event.first_chunk::<LENGTH_SIZE>() else { return Ok(LENGTH_SIZE - event.len()) };
     let length = u32::from_be_bytes(*length) as usize;
-    if length > MAX_EVENT {
-        return Err(Failure::invalid(format!(
-            "an event of {length} bytes; at most {MAX_EVENT} are possible"
-        )));
+    if length > MAX_MESSAGE {
+        return Err(Failure::invalid(format!("an event has {length} bytes; the limit is {MAX_MESSAGE}")));
     }
     Ok(LENGTH_SIZE + length - event.len())
 }
 
 #[cfg(test)]
 mod tests {
+    use prost::Message as _;
+
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(5);
@@ -189,10 +198,68 @@ mod tests {
         }
     }
 
+    /// Requests something from a server that gives this answer.
+    async fn answered(code: u16, content_type: &'static str, body: &[u8]) -> Result<Response, Failure> {
+        let body = body.to_vec();
+        let service = tower::service_fn(move |_: http::Request<Body>| {
+            let answer = http::Response::builder().status(code).header(CONTENT_TYPE, content_type);
+            let answer = answer.body(Body::from(body.clone())).expect("a response");
+            async move { Ok::<_, std::convert::Infallible>(answer) }
+        });
+        let request = http::Request::get("/api/v1/services").body(Vec::new()).expect("a request");
+        send(&kube::Client::new(service, "default"), request, LIMIT).await
+    }
+
+    /// Returns the failure that an answer means.
+    async fn refused(code: u16, content_type: &'static str, body: &[u8]) -> String {
+        match answered(code, content_type, body).await {
+            Ok(_) => panic!("{code} is no success"),
+            Err(failure) => failure.to_string(),
+        }
+    }
+
     #[tokio::test]
-    async fn what_is_no_length_is_refused() {
+    async fn a_refusal_is_read_in_every_encoding_and_a_page_of_a_proxy_is_cut() {
+        const JSON: &str = "application/json";
+        const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+        let status = Status { code: 410, message: "too old".to_owned() }.encode_to_vec();
+        let envelope = [b"k8s\0\x12", &[u8::try_from(status.len()).expect("short")][..], &status].concat();
+        let expired = "the requested resource version has expired (410): too old";
+        assert_eq!(refused(410, PROTOBUF, &envelope).await, expired);
+        assert_eq!(refused(410, JSON, br#"{"code": 410, "message": "too old"}"#).await, expired);
+        let forbidden = "the credentials do not permit this (403): ";
+        for (content_type, body, shown) in [
+            ("text/html", &b"<p>\nno\n</p>\n"[..], "<p>\\nno\\n</p>"),
+            (JSON, br#"{"message":"no route"}"#, r#"{\"message\":\"no route\"}"#),
+            (PROTOBUF, b"<html>", "<html>"),
+            (PROTOBUF, b"k8s\0", "k8s\\0"),
+        ] {
+            assert_eq!(refused(403, content_type, body).await, format!("{forbidden}{shown}"));
+        }
+        let long = refused(502, "text/html", &[b'x'; 9000]).await;
+        assert!(long.ends_with('x') && long.len() < 3000, "{}", long.len());
+        let endless = refused(502, "text/html", &vec![b'x'; 2 << 20]).await;
+        assert!(endless.contains("(502): the answer cannot be read: "), "{endless}");
+    }
+
+    #[tokio::test]
+    async fn the_server_chooses_the_encoding() {
+        for (content_type, encoding) in [
+            ("application/json", Encoding::Json),
+            ("application/json;stream=watch", Encoding::Json),
+            ("application/vnd.kubernetes.protobuf", Encoding::Protobuf),
+            ("Application/Vnd.Kubernetes.Protobuf; stream=watch", Encoding::Protobuf),
+            ("text/plain", Encoding::Json),
+        ] {
+            let response = answered(200, content_type, b"").await.expect("a response");
+            assert_eq!(response.encoding(), encoding, "{content_type}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_without_lengths_is_refused() {
         let html = response(b"<html>no protobuf</html>", 9, Encoding::Protobuf);
         let failure = events(html).await.expect_err("a length of 1 GB");
-        assert!(failure.to_string().contains("an event of 1013478509 bytes"), "{failure}");
+        assert!(failure.to_string().contains("an event has 1013478509 bytes"), "{failure}");
     }
 }

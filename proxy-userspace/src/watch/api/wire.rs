@@ -15,8 +15,10 @@ use crate::{
     watch::decode::{self, Decoded, Kind, Problem, RawMetadata},
 };
 
-/// What precedes each whole message of protobuf (`protobuf.go` in `k8s.io/apimachinery`).
+/// The first bytes of each whole message of protobuf (`protobuf.go` in `k8s.io/apimachinery`).
 pub(super) const PROTOBUF_PREFIX: &[u8] = b"k8s\0";
+/// The longest event or object of protobuf in bytes, ten times the largest object that etcd stores.
+pub(super) const MAX_MESSAGE: usize = 16 << 20;
 
 /// How the server writes objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +28,7 @@ pub(super) enum Encoding {
 }
 
 impl Encoding {
-    /// Returns the encoding of a response with this `Content-Type`. Without one it is JSON, as with
-    /// client-go.
+    /// Returns the encoding of a response with this `Content-Type`. Without one it is JSON.
     pub(super) fn of(content_type: Option<&HeaderValue>) -> Self {
         let text = content_type.and_then(|value| value.to_str().ok()).unwrap_or_default();
         let media_type = text.split(';').next().unwrap_or_default().trim();

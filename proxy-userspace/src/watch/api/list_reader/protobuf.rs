@@ -6,7 +6,7 @@ use prost::Message as _;
 
 use super::super::{
     failure::Failure,
-    wire::{ListMetadata, PROTOBUF_PREFIX},
+    wire::{ListMetadata, MAX_MESSAGE, PROTOBUF_PREFIX},
 };
 
 /// The field of `Unknown` with the list.
@@ -82,6 +82,12 @@ impl ProtobufList {
             }
             Place::InList(left) => {
                 let Some(head) = Head::decode(&self.pending)? else { return Ok(false) };
+                if head.length > MAX_MESSAGE {
+                    let length = head.length;
+                    return Err(Failure::invalid(format!(
+                        "an object has {length} bytes; the limit is {MAX_MESSAGE}"
+                    )));
+                }
                 let left = left.checked_sub(head.size + head.length);
                 let left = left.ok_or_else(|| Failure::invalid("a field is longer than its list"))?;
                 let Some(value) = self.value(&head) else { return Ok(false) };
@@ -134,7 +140,7 @@ impl Head {
             )));
         }
         if length > isize::MAX as usize / 2 {
-            return Err(Failure::invalid(format!("a field of {length} bytes")));
+            return Err(Failure::invalid(format!("a field has {length} bytes")));
         }
         Ok(Some(Self { number: key >> 3, size: key_size + length_size, length }))
     }
@@ -215,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_refused() {
+    fn bytes_without_a_list_are_refused() {
         let whole = list(&[b"one".to_vec()]);
         for end in 0..whole.len() {
             // Only the fields of the envelope that follow the list may be missing: `content_type`.
@@ -226,9 +232,16 @@ mod tests {
         let endless_number = [PROTOBUF_PREFIX, &[0xff; 11]].concat();
         let too_long =
             [PROTOBUF_PREFIX, &[0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]].concat();
-        for bytes in
-            [&b"<html>"[..], b"k8x\0", &longer_than_the_list, &wrong_wire_type, &endless_number, &too_long]
-        {
+        let large = [PROTOBUF_PREFIX, &[0x12, 0xff, 0xff, 0xff, 0x7f, 0x12, 0xff, 0xff, 0xff, 0x0f]].concat();
+        for bytes in [
+            &large,
+            &b"<html>"[..],
+            b"k8x\0",
+            &longer_than_the_list,
+            &wrong_wire_type,
+            &endless_number,
+            &too_long,
+        ] {
             assert!(read(bytes, 5).is_err(), "{bytes:?}");
         }
     }

@@ -36,14 +36,14 @@ impl<K: Kind> Reflector<K> {
 
     async fn list_pages(&mut self, limit: Option<u32>) -> Result<(), End> {
         let mut objects = BTreeMap::new();
-        let mut request = request::list::<K>(&self.selectors, &self.freshness, limit)?;
+        let mut request = request::list::<K>(&self.options, &self.freshness, limit)?;
         loop {
             let page = self.read_page(request, &mut objects).await?;
             let Some(token) = page.continue_token.filter(|token| !token.is_empty()) else {
                 return self.replace(objects, page.resource_version).await;
             };
             self.has_pages |= self.freshness == Freshness::Any;
-            request = request::next_page::<K>(&self.selectors, limit, &token)?;
+            request = request::next_page::<K>(&self.options, limit, &token)?;
         }
     }
 

@@ -16,7 +16,7 @@ use super::{
     backoff::Backoff,
     failure::{Failure, FailureClass},
     report::Reporter,
-    request::{self, Freshness, Selectors},
+    request::{self, Freshness, RequestOptions},
     response::{self, Part, Response},
     wire::{Encoding, Event, Object},
 };
@@ -32,7 +32,7 @@ const WATCH_SECONDS: u32 = 300;
 /// The list and watch of one kind.
 pub(super) struct Reflector<K> {
     client: kube::Client,
-    selectors: Selectors,
+    options: RequestOptions,
     timing: Timing,
     tx: Sender<WatchEvent>,
     reporter: Reporter,
@@ -75,14 +75,14 @@ type InitialObjects<K> = Option<BTreeMap<NamespacedName, K>>;
 impl<K: Kind> Reflector<K> {
     pub(super) fn new(
         client: kube::Client,
-        selectors: Selectors,
+        options: RequestOptions,
         timing: Timing,
         tx: Sender<WatchEvent>,
         reporter: Reporter,
     ) -> Self {
         Self {
             client,
-            selectors,
+            options,
             timing,
             tx,
             reporter,
@@ -124,7 +124,7 @@ impl<K: Kind> Reflector<K> {
                     }
                     continue;
                 }
-                End::Failed(failure) if self.selectors.remove_unknown_field(&failure) => {
+                End::Failed(failure) if self.options.remove_unknown_field(&failure) => {
                     info!(
                         resource = K::PLURAL,
                         "the server does not know a field selector, so more objects are read: {failure}"
@@ -224,8 +224,8 @@ impl<K: Kind> Reflector<K> {
         // The watches of many nodes must not end at the same moment.
         let seconds = WATCH_SECONDS + fastrand::u32(..WATCH_SECONDS);
         let request = match &self.version {
-            Some(version) => request::watch::<K>(&self.selectors, version, seconds),
-            None => request::streaming_list::<K>(&self.selectors, &self.freshness, seconds),
+            Some(version) => request::watch::<K>(&self.options, version, seconds),
+            None => request::streaming_list::<K>(&self.options, &self.freshness, seconds),
         };
         response::send(&self.client, request?, self.timing.response).await.map_err(|failure| {
             if self.version.is_none() && failure.refuses_streaming() {
