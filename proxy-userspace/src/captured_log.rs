@@ -10,8 +10,8 @@ use tracing::{
     subscriber::{DefaultGuard, NoSubscriber},
 };
 
-/// A second dispatcher, which stays. While there is only one, tracing asks only the thread that first
-/// reaches a log line whether anybody wants it, and so another test could turn it off for all.
+/// A second dispatcher, which stays. While there is only one, tracing asks only the thread that
+/// first reaches a log line whether anybody wants it. So another test could turn it off for all.
 static OTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
 /// The log of this thread, from [`CapturedLog::start`] on.

@@ -35,8 +35,9 @@ impl ContentType {
         }
     }
 
-    /// Returns the encoding of a media type.
-    pub fn named(name: &str) -> Option<Self> {
+    /// Returns the encoding of a media type, whatever its parameters are.
+    pub fn named(media_type: &str) -> Option<Self> {
+        let name = media_type.split(';').next().unwrap_or_default().trim();
         Self::ALL.into_iter().find(|content_type| content_type.name().eq_ignore_ascii_case(name))
     }
 

@@ -236,8 +236,8 @@ fn content_types(settings: &mut Settings) -> Vec<ContentType> {
     const LIST: &str = "clientConnection.acceptContentTypes";
     let names = ContentType::NAMES;
     if let Some(list) = settings.text(LIST).filter(|list| !list.trim().is_empty()) {
-        let media_types = list.split(',').map(|entry| entry.split(';').next().unwrap_or_default().trim());
-        let listed = media_types.filter(|name| !name.is_empty()).map(ContentType::named);
+        let media_types = list.split(',').filter(|media_type| !media_type.trim().is_empty());
+        let listed = media_types.map(ContentType::named);
         let listed: Option<Vec<_>> = listed.collect();
         return listed.unwrap_or_else(|| {
             settings.reject(LIST, format!("must be a list of {}", names.join(" and ")));

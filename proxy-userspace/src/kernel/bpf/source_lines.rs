@@ -7,8 +7,8 @@ const LINES_LENGTH: usize = 20;
 
 /// Returns the object without the source lines of its instructions. Nothing else changes.
 ///
-/// aya 0.14 copies all lines of a section for each function in it. The 275 functions that the programs
-/// share have 18,000 lines, which makes 80 MiB until the programs are loaded.
+/// aya 0.14 copies all lines of a section for each function in it. The programs share 275 functions
+/// with 18,000 lines, so the copies take 80 MiB until the programs are loaded.
 pub(super) fn without_source_lines(object: &[u8]) -> Vec<u8> {
     let mut bytes = object.to_vec();
     if let Some(length) = lines_length(object).and_then(|at| bytes.get_mut(at..at + size_of::<u32>())) {

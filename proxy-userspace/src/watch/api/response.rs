@@ -15,9 +15,9 @@ use tokio::time::timeout;
 use super::{
     failure::Failure,
     request::HttpRequest,
-    wire::{Encoding, MAX_MESSAGE, Status},
+    wire::{MAX_MESSAGE, Status, encoding_of},
 };
-use crate::causes::with_causes;
+use crate::{causes::with_causes, net::ContentType};
 
 /// The size of the number before each event of protobuf, its length in big-endian byte order
 /// (`LengthDelimitedFramer` in `k8s.io/apimachinery`).
@@ -29,7 +29,7 @@ const MAX_ERROR_TEXT: usize = 2048;
 
 /// The body of a response.
 pub(super) struct Response {
-    encoding: Encoding,
+    encoding: ContentType,
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     /// The present event so far.
     event: BytesMut,
@@ -60,7 +60,7 @@ pub(super) async fn send(
 
 async fn open(client: &kube::Client, request: HttpRequest) -> Result<Response, Failure> {
     let response = client.send(request.map(Body::from)).await.map_err(|error| Failure::request(&error))?;
-    let encoding = Encoding::of(response.headers().get(CONTENT_TYPE));
+    let encoding = encoding_of(response.headers().get(CONTENT_TYPE));
     let code = response.status();
     if code.is_client_error() || code.is_server_error() {
         return Err(failure(code.as_u16(), encoding, response.into_body()).await);
@@ -70,7 +70,7 @@ async fn open(client: &kube::Client, request: HttpRequest) -> Result<Response, F
 }
 
 /// Reads the answer to a request that failed. An answer without a `Status` may come from a proxy.
-async fn failure(code: u16, encoding: Encoding, body: Body) -> Failure {
+async fn failure(code: u16, encoding: ContentType, body: Body) -> Failure {
     let body = match Limited::new(body, MAX_ERROR).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) => {
@@ -91,7 +91,7 @@ fn shown(body: &[u8]) -> String {
 
 impl Response {
     /// Returns how objects in the body are written.
-    pub(super) fn encoding(&self) -> Encoding {
+    pub(super) fn encoding(&self) -> ContentType {
         self.encoding
     }
 
@@ -126,8 +126,8 @@ impl Response {
                 return Ok(Part::End);
             }
             let (length, is_line) = match self.encoding {
-                Encoding::Json => line(buffer),
-                Encoding::Protobuf => (missing(&self.event)?.min(buffer.len()), false),
+                ContentType::Json => line(buffer),
+                ContentType::Protobuf => (missing(&self.event)?.min(buffer.len()), false),
             };
             self.event.extend_from_slice(&buffer[..length]);
             self.body.as_mut().consume(length);
@@ -136,7 +136,7 @@ impl Response {
                 if !line.trim_ascii().is_empty() {
                     return Ok(Part::Event(line));
                 }
-            } else if self.encoding == Encoding::Protobuf && missing(&self.event)? == 0 {
+            } else if self.encoding == ContentType::Protobuf && missing(&self.event)? == 0 {
                 return Ok(Part::Event(self.event.split().freeze().split_off(LENGTH_SIZE)));
             }
         }
@@ -149,8 +149,8 @@ fn line(buffer: &[u8]) -> (usize, bool) {
     (end.map_or(buffer.len(), |end| end + 1), end.is_some())
 }
 
-/// Returns how many bytes an event of protobuf lacks, of which the first are there: first those of its
-/// length, then the others.
+/// Returns how many bytes are missing to an event of protobuf, whose first bytes are given. Until
+/// its length is there, these are the bytes of the length.
 fn missing(event: &[u8]) -> Result<usize, Failure> {
     let Some(length) = event.first_chunk::<LENGTH_SIZE>() else { return Ok(LENGTH_SIZE - event.len()) };
     let length = u32::from_be_bytes(*length) as usize;
@@ -169,7 +169,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(5);
 
     /// Returns a response whose body comes in parts of this size.
-    fn response(body: &[u8], size: usize, encoding: Encoding) -> Response {
+    fn response(body: &[u8], size: usize, encoding: ContentType) -> Response {
         let parts: Vec<_> = body.chunks(size).map(|part| Ok(part.to_vec())).collect();
         let body = futures::stream::iter(parts).into_async_read();
         Response { encoding, body: Box::pin(body), event: BytesMut::new() }
@@ -191,9 +191,9 @@ mod tests {
         let lines = b"{\"a\":1}\n\n \r\n{\"b\":2}\r\n{\"incomplete\":";
         let messages = b"\0\0\0\x03one\0\0\0\0\0\0\0\x05four\n\0\0\0\x09incompl";
         for size in [1, 2, 3, 7, 100] {
-            let read = events(response(lines, size, Encoding::Json)).await.expect("lines");
+            let read = events(response(lines, size, ContentType::Json)).await.expect("lines");
             assert_eq!(read, [&b"{\"a\":1}\n"[..], b"{\"b\":2}\r\n"], "{size}");
-            let read = events(response(messages, size, Encoding::Protobuf)).await.expect("messages");
+            let read = events(response(messages, size, ContentType::Protobuf)).await.expect("messages");
             assert_eq!(read, [&b"one"[..], b"", b"four\n"], "{size}");
         }
     }
@@ -245,11 +245,11 @@ mod tests {
     #[tokio::test]
     async fn the_server_chooses_the_encoding() {
         for (content_type, encoding) in [
-            ("application/json", Encoding::Json),
-            ("application/json;stream=watch", Encoding::Json),
-            ("application/vnd.kubernetes.protobuf", Encoding::Protobuf),
-            ("Application/Vnd.Kubernetes.Protobuf; stream=watch", Encoding::Protobuf),
-            ("text/plain", Encoding::Json),
+            ("application/json", ContentType::Json),
+            ("application/json;stream=watch", ContentType::Json),
+            ("application/vnd.kubernetes.protobuf", ContentType::Protobuf),
+            ("Application/Vnd.Kubernetes.Protobuf; stream=watch", ContentType::Protobuf),
+            ("text/plain", ContentType::Json),
         ] {
             let response = answered(200, content_type, b"").await.expect("a response");
             assert_eq!(response.encoding(), encoding, "{content_type}");
@@ -258,7 +258,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_without_lengths_is_refused() {
-        let html = response(b"<html>no protobuf</html>", 9, Encoding::Protobuf);
+        let html = response(b"<html>no protobuf</html>", 9, ContentType::Protobuf);
         let failure = events(html).await.expect_err("a length of 1 GB");
         assert!(failure.to_string().contains("an event has 1013478509 bytes"), "{failure}");
     }

@@ -20,31 +20,10 @@ pub(super) const PROTOBUF_PREFIX: &[u8] = b"k8s\0";
 /// The longest event or object of protobuf in bytes, ten times the largest object that etcd stores.
 pub(super) const MAX_MESSAGE: usize = 16 << 20;
 
-/// How the server writes objects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Encoding {
-    Json,
-    Protobuf,
-}
-
-impl Encoding {
-    /// Returns the encoding of a response with this `Content-Type`. Without one it is JSON.
-    pub(super) fn of(content_type: Option<&HeaderValue>) -> Self {
-        let text = content_type.and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let media_type = text.split(';').next().unwrap_or_default().trim();
-        if media_type.eq_ignore_ascii_case(ContentType::Protobuf.name()) {
-            Self::Protobuf
-        } else {
-            Self::Json
-        }
-    }
-}
-
-/// A list, or a page of one, without its items.
-#[derive(Deserialize)]
-pub(super) struct Page {
-    #[serde(default)]
-    pub(super) metadata: ListMetadata,
+/// Returns the encoding of a response with this `Content-Type`. Without one it is JSON.
+pub(super) fn encoding_of(content_type: Option<&HeaderValue>) -> ContentType {
+    let text = content_type.and_then(|value| value.to_str().ok()).unwrap_or_default();
+    ContentType::named(text).unwrap_or(ContentType::Json)
 }
 
 /// `metadata` of a list.
@@ -115,8 +94,8 @@ struct Envelope {
 
 impl<'a> Event<'a> {
     /// Decodes the envelope of an event.
-    pub(super) fn decode(bytes: &'a Bytes, encoding: Encoding) -> Result<Self, Failure> {
-        if encoding == Encoding::Json {
+    pub(super) fn decode(bytes: &'a Bytes, encoding: ContentType) -> Result<Self, Failure> {
+        if encoding == ContentType::Json {
             let JsonEvent { event_type, object } = serde_json::from_slice(bytes).map_err(Failure::invalid)?;
             return Ok(Self { event_type: event_type.into(), object: Object::Json(object) });
         }
@@ -163,10 +142,10 @@ impl Status {
     }
 
     /// Decodes a whole response.
-    pub(super) fn of_response(body: &Bytes, encoding: Encoding) -> Result<Self, Failure> {
+    pub(super) fn of_response(body: &Bytes, encoding: ContentType) -> Result<Self, Failure> {
         match encoding {
-            Encoding::Json => serde_json::from_slice(body).map_err(Failure::invalid),
-            Encoding::Protobuf => Self::decode(without_envelope(body.clone())?).map_err(Failure::invalid),
+            ContentType::Json => serde_json::from_slice(body).map_err(Failure::invalid),
+            ContentType::Protobuf => Self::decode(without_envelope(body.clone())?).map_err(Failure::invalid),
         }
     }
 }

@@ -16,8 +16,8 @@ pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
 pub(super) const BALANCE: &str = "shunt.dev/balance";
 /// The annotation about packets for endpoints on other nodes.
 pub(super) const FORWARDING: &str = "shunt.dev/forwarding";
-/// The annotation with which a node announces where it takes packets of the tunnel for direct server
-/// return.
+/// The annotation with which a node announces where it takes packets of the tunnel for direct
+/// server return.
 pub(in crate::watch) const DSR: &str = "shunt.dev/dsr";
 /// The annotation with the time of the change that led to this version of an EndpointSlice.
 pub(super) const LAST_CHANGE_TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";

@@ -1,5 +1,5 @@
-//! Decodes Kubernetes objects from JSON, YAML or protobuf: only the fields that shunt uses, with the API
-//! server's defaults and validation.
+//! Decodes Kubernetes objects from JSON, YAML or protobuf: only the fields that shunt uses, with
+//! the API server's defaults and validation.
 //!
 //! Both sources use the same rules. An invalid value is a [`Problem`] that names its field. It is
 //! not part of the decoded object, as with kube-proxy. The API source logs problems and uses the

@@ -7,9 +7,9 @@ pub(in crate::watch) use super::metadata::RawMetadata;
 
 /// Defines structs of fields with camelCase names, and with the numbers that they have in protobuf
 /// (`generated.proto` of each API group). All fields may be absent: `null` and an absent field mean
-/// the same to the API server. In protobuf it writes most fields even if they are empty, so whoever
-/// reads a field takes empty text and 0 for an absent field too. Numbers are wider than the API's, so that a number out of range is
-/// reported as such.
+/// the same to the API server. In protobuf it writes most fields even if they are empty. So code
+/// that reads a field must take empty text and 0 for an absent field too. Numbers are wider than
+/// the API's, so that a number out of range is reported as such.
 macro_rules! raw {
     ($($(#[$attribute:meta])* $name:ident {
         $($(#[$rename:meta])* $field:ident: $shape:ident<$type:ty> = $encoding:ident $label:ident $tag:tt),* $(,)?

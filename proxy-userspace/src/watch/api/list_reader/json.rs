@@ -1,9 +1,18 @@
 //! Finds the items of a list in JSON.
 
-use super::super::{failure::Failure, wire::Page};
+use serde::Deserialize;
+
+use super::super::{failure::Failure, wire::ListMetadata};
 
 /// The depth within `items`: the list is an object, and `items` its only array.
 const ITEMS_DEPTH: usize = 2;
+
+/// A list, or a page of one, without its items.
+#[derive(Deserialize)]
+pub(super) struct Page {
+    #[serde(default)]
+    pub(super) metadata: ListMetadata,
+}
 
 /// A list in JSON.
 #[derive(Default)]

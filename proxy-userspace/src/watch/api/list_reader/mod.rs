@@ -6,8 +6,9 @@ mod protobuf;
 use self::{json::JsonList, protobuf::ProtobufList};
 use super::{
     failure::Failure,
-    wire::{Encoding, ListMetadata, Object},
+    wire::{ListMetadata, Object},
 };
+use crate::net::ContentType;
 
 /// Finds the items of a list in its bytes.
 pub(super) enum ListReader {
@@ -16,10 +17,10 @@ pub(super) enum ListReader {
 }
 
 impl ListReader {
-    pub(super) fn new(encoding: Encoding) -> Self {
+    pub(super) fn new(encoding: ContentType) -> Self {
         match encoding {
-            Encoding::Json => Self::Json(JsonList::default()),
-            Encoding::Protobuf => Self::Protobuf(ProtobufList::default()),
+            ContentType::Json => Self::Json(JsonList::default()),
+            ContentType::Protobuf => Self::Protobuf(ProtobufList::default()),
         }
     }
 

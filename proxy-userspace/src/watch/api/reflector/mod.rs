@@ -18,10 +18,11 @@ use super::{
     report::Reporter,
     request::{self, Freshness, RequestOptions},
     response::{self, Part, Response},
-    wire::{Encoding, Event, Object},
+    wire::{Event, Object},
 };
 use crate::{
     model::{Delta, NamespacedName, WatchEvent},
+    net::ContentType,
     watch::decode::{INITIAL_EVENTS_END, Kind, RawMetadata},
 };
 
@@ -239,7 +240,7 @@ impl<K: Kind> Reflector<K> {
     async fn read_event(
         &mut self,
         bytes: &Bytes,
-        encoding: Encoding,
+        encoding: ContentType,
         initial: &mut InitialObjects<K>,
     ) -> Result<(), End> {
         let Event { event_type, object } = Event::decode(bytes, encoding)?;
