@@ -1,5 +1,5 @@
-//! The table of all maps, except the ring buffer `trace_events`, which is not pinned. Lists of maps
-//! and the settings for their sizes are derived from it.
+//! The table of all pinned maps: all but those for trace events. Lists of maps and the settings for
+//! their sizes are derived from it.
 
 use super::{
     AffinityKey, AffinityValue, Connection, DirectFlow, DirectKey, DirectWatch, DsrKey, Endpoint,
@@ -15,10 +15,10 @@ use crate::{Addr, prefilter::PrefilterTable};
 ///   metrics;
 /// - the type of the map, as aya names it, with the types of keys and values, which the caller
 ///   imports. For a trie it is the type of a key's data. `MmapableArray` is an array that userspace
-///   maps into its memory (`BPF_F_MMAPABLE`);
+///   maps into its memory (`BPF_F_MMAPABLE`). A `RingBuf` has no keys, and the value is a record;
 /// - the [`MapContent`];
-/// - the number of entries. `size` names a field of [`MapSizes`], with its default and its field in
-///   `shunt.ebpf.mapSizes` of the configuration unless an earlier row has these. A `fixed` number
+/// - the number of entries, or of bytes of a ring buffer. `size` names a field of [`MapSizes`], with
+///   its default and its field in `shunt.ebpf.mapSizes` of the configuration unless an earlier row has these. A `fixed` number
 ///   is no setting; the kernel wants 0 for socket storage.
 #[macro_export]
 macro_rules! for_each_map {
@@ -70,6 +70,8 @@ macro_rules! for_each_map {
             XDP_LINKS "xdp_links" HashMap<u32, XdpLinkValue> Config fixed 4096; // Links with XDP.
             DIRECT_FLOWS "direct_flows" LruHashMap<DirectKey, DirectFlow> Cache
                 size direct_flows = 32768 "directFlows"; // Directions of flows on the direct path.
+            DIRECT_REQUESTS "direct_requests" RingBuf<u32, DirectKey> Cache
+                fixed 65536; // Room for a thousand requests to approve connections.
             FRAGMENTS "fragments" LruHashMap<FragmentKey, FragmentValue> State
                 size fragments = 8192 "fragments"; // Fragmented datagrams on links.
             COUNTERS "counters" PerCpuArray<u32, u64> State fixed $crate::layout::Counter::COUNT;
@@ -120,12 +122,25 @@ pub struct MapDeclaration {
     pub name: &'static str,
     /// The kernel evicts the least recently used entry from a full map.
     pub is_lru: bool,
-    /// Bytes of a key.
+    /// Bytes of a key. A ring buffer has none.
     pub key_size: usize,
-    /// Bytes of a value.
+    /// Bytes of a value. A ring buffer has none.
     pub value_size: usize,
     /// What it holds.
     pub content: MapContent,
+}
+
+/// Returns the bytes of a key. In a trie, the length of the prefix comes before the data of a key.
+const fn key_size(map_type: &str, data: usize) -> usize {
+    match map_type.as_bytes() {
+        b"LpmTrie" => size_of::<u32>() + data,
+        _ if is_ring(map_type) => 0,
+        _ => data,
+    }
+}
+
+const fn is_ring(map_type: &str) -> bool {
+    matches!(map_type.as_bytes(), b"RingBuf")
 }
 
 macro_rules! size_setting {
@@ -145,10 +160,8 @@ macro_rules! derive_from_table {
         pub const MAPS: &[MapDeclaration] = &[$(MapDeclaration {
             name: $name,
             is_lru: matches!(stringify!($type).as_bytes(), b"LruHashMap"),
-            // In a trie, the length of the prefix comes before the data of a key.
-            key_size: size_of::<$key>()
-                + if matches!(stringify!($type).as_bytes(), b"LpmTrie") { size_of::<u32>() } else { 0 },
-            value_size: size_of::<$value>(),
+            key_size: key_size(stringify!($type), size_of::<$key>()),
+            value_size: if is_ring(stringify!($type)) { 0 } else { size_of::<$value>() },
             content: MapContent::$content,
         },)*];
 

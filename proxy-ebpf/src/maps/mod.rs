@@ -63,18 +63,17 @@ macro_rules! map_type {
     (Array $key:ty, $value:ty, $entries:expr) => { Array<$value, { $entries }> };
     (MmapableArray $key:ty, $value:ty, $entries:expr) => { Array<$value, { $entries }, MMAPABLE> };
     (PerCpuArray $key:ty, $value:ty, $entries:expr) => { PerCpuArray<$value, { $entries }> };
+    (RingBuf $key:ty, $value:ty, $entries:expr) => { RingBuf<$value, { $entries }> };
     (SkStorage $key:ty, $value:ty, $entries:expr) => { SkStorage<$value> };
 }
 
 for_each_map!(declare_maps);
 
-/// The ring buffer of requests to userspace to approve connections for the direct path. It is not
-/// pinned, because the process that loads the programs reads it.
-#[btf_map(name = "direct_requests")]
-static DIRECT_REQUESTS: RingBuf<DirectKey, DIRECT_REQUESTS_SIZE> = RingBuf::new();
-
-/// The bytes of the ring buffer: room for a thousand requests.
-const DIRECT_REQUESTS_SIZE: usize = 1 << 16;
+/// Userspace sets it to the hash of the object. A process that finds a program in the kernel with
+/// its own hash need not load the program. No program reads it.
+#[used]
+#[unsafe(no_mangle)]
+static OBJECT_HASH: Global<u64> = Global::new(0);
 
 /// Userspace sets it if the kernel has `bpf_set_retval` for the socket programs. The verifier
 /// removes code that such a constant excludes.

@@ -18,6 +18,10 @@ use shunt_tests::{
 /// The time from the start in another mode until the takeover.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The settings of `--ebpf-log`, in turn: the first program that is loaded with another setting
+/// replaces that of the process before. Otherwise programs are used again.
+const EBPF_LOGS: [&str; 4] = ["off", "off", "error", "error"];
+
 /// Kills and restarts the proxy while pods and the node connect. Needs root.
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -110,6 +114,7 @@ fn kill_repeatedly(
             proxy.set_mode(mode, &Mapping::new())?;
             pause += TAKEOVER_TIMEOUT;
         }
+        proxy.set_flag("--ebpf-log", EBPF_LOGS[round as usize % EBPF_LOGS.len()]);
         proxy.spawn(world)?;
         thread::sleep(pause);
     }

@@ -15,7 +15,7 @@ use nix::{
 };
 use proxy_userspace::{
     dataplane::ebpf::{Ebpf, LinkAttachment, Step},
-    kernel::bpf::tc::Hook,
+    kernel::bpf::{LogLevel, tc::Hook},
     model::InterfaceGlobs,
 };
 
@@ -215,14 +215,47 @@ fn link_that_vanishes_during_attach_is_no_error() {
 }
 
 #[test]
+fn restart_uses_the_programs_in_the_kernel_again() {
+    for attachment in attachments() {
+        let mut bench = Bench::new(attachment);
+        bench.add_veth("v0", "v1");
+        bench.sync();
+        let first = ids(&bench);
+        bench.restart();
+        assert_eq!((bench.sync(), ids(&bench)), (1, first.clone()), "{attachment:?}");
+        // A link that comes later gets the same programs.
+        bench.add_veth("w0", "w1");
+        bench.sync();
+        let ids_of_others = HOOKS.map(|hook| bench.programs("w0", hook)[0].id());
+        assert_eq!(first, ids_of_others.map(|id| vec![id]), "{attachment:?}");
+    }
+}
+
+#[test]
+fn programs_with_other_constants_are_replaced() {
+    for attachment in attachments() {
+        let mut bench = Bench::new(attachment);
+        bench.add_veth("v0", "v1");
+        bench.sync();
+        let first = ids(&bench);
+        bench.settings.log = LogLevel::Error;
+        bench.restart();
+        assert_eq!(bench.sync(), 5, "{attachment:?}");
+        assert_ne!(ids(&bench), first, "{attachment:?}");
+    }
+}
+
+/// Returns the ids of the programs on the hooks of v0.
+fn ids(bench: &Bench) -> [Vec<u32>; 2] {
+    HOOKS.map(|hook| bench.programs("v0", hook).iter().map(ProgramInfo::id).collect())
+}
+
+#[test]
 fn restart_replaces_programs_without_a_gap() {
     for attachment in attachments() {
         let mut bench = Bench::new(attachment);
         bench.add_veth("v0", "v1");
         bench.sync();
-        let ids = |bench: &Bench| {
-            HOOKS.map(|hook| bench.programs("v0", hook).iter().map(ProgramInfo::id).collect::<Vec<_>>())
-        };
         let before = ids(&bench);
         let here = fs::File::open("/proc/thread-self/ns/net").expect("procfs");
         let (done, looks) = (AtomicBool::new(false), AtomicU32::new(0));
@@ -241,6 +274,8 @@ fn restart_replaces_programs_without_a_gap() {
             for restart in 0..100 {
                 // Every third time with maps of another size, as after an upgrade.
                 bench.settings.map_sizes.services = if restart % 3 == 2 { 128 } else { 64 };
+                // Other constants, as in another build: no program is used again.
+                bench.settings.log = [LogLevel::Error, LogLevel::Off][restart % 2];
                 bench.restart();
                 assert_eq!(bench.sync(), 5, "the programs on sockets, and those on two links");
                 if restart >= 2 && looks.load(Ordering::Relaxed) > 10 {

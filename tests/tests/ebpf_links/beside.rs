@@ -123,7 +123,7 @@ fn pods_link_with_an_ingress_qdisc_is_left_out_until_it_is_gone() {
     let shown = tc(&["filter", "show", "dev", "v0", "ingress"]);
     assert!(shown.contains("bytecode") && !shown.contains("shunt"), "{shown}");
     bench.restart();
-    assert_eq!(bench.sync(), 1 + 4, "the next process finds out again");
+    assert_eq!(bench.sync(), 1 + 2, "the next process finds out again");
     assert_eq!((left_out(&bench), bench.verify()), (vec!["v0".into()], 0));
     tc(&["qdisc", "del", "dev", "v0", "ingress"]);
     assert_eq!(bench.verify(), 2);

@@ -7,7 +7,7 @@ use aya::maps::{Array, Map, MapData};
 use proxy_common::layout::NodeValue;
 use proxy_userspace::{
     dataplane::ebpf::{LinkAttachment, Marks, Step},
-    kernel::command::Launcher,
+    kernel::{bpf::LogLevel, command::Launcher},
 };
 use shunt_tests::process::run_with_timeout;
 
@@ -45,7 +45,8 @@ fn both() -> Marks {
     Marks { masquerade: OLD.masquerade | NEW.masquerade, reject: OLD.reject | NEW.reject }
 }
 
-/// Runs an old process that attaches its programs and rules, then starts a new one.
+/// Runs an old process that attaches its programs and rules, then starts a new one with other
+/// programs.
 fn restarted(change: impl FnOnce(&mut Bench)) -> Bench {
     let mut bench = Bench::new(LinkAttachment::Probe);
     bench.settings.netfilter = Some(Launcher::default());
@@ -54,6 +55,7 @@ fn restarted(change: impl FnOnce(&mut Bench)) -> Bench {
     bench.sync();
     assert_eq!((in_map(&bench), in_rules()), (OLD, OLD));
     bench.settings.marks = NEW;
+    bench.settings.log = LogLevel::Error;
     change(&mut bench);
     bench.restart();
     bench
@@ -75,6 +77,14 @@ fn rules_for_both_marks_exist_before_the_new_mark_is_used() {
     assert_eq!(bench.verify(), 0);
     bench.restart();
     assert_eq!((in_map(&bench), bench.sync()), (NEW, 1 + 4), "only programs are replaced");
+}
+
+#[test]
+fn programs_that_stay_get_the_new_marks_too() {
+    let mut bench = restarted(|bench| bench.settings.log = LogLevel::Off);
+    assert!(!bench.planned().iter().any(|step| matches!(step, Step::AttachLink(..))), "they stay");
+    bench.sync();
+    assert_eq!((in_map(&bench), in_rules(), bench.verify()), (NEW, NEW, 0));
 }
 
 #[test]

@@ -169,13 +169,22 @@ impl Bench {
 
     /// Returns the number of instructions of each program of these maps, after the verifier.
     pub(crate) fn programs(&self) -> BTreeMap<String, u32> {
+        let size = |program: &ProgramInfo| program.size_translated().expect("root may read it") / 8;
+        let named = |program: &ProgramInfo| (program.name_as_str().expect("text").to_owned(), size(program));
+        self.loaded().iter().map(named).collect()
+    }
+
+    /// Returns the ids of these programs.
+    pub(crate) fn program_ids(&self) -> Vec<u32> {
+        self.loaded().iter().map(ProgramInfo::id).collect()
+    }
+
+    fn loaded(&self) -> Vec<ProgramInfo> {
         let services = MapInfo::from_pin(self.settings.pin_dir.join("services")).expect("pinned").id();
         let uses = |program: &ProgramInfo| {
             program.map_ids().ok().flatten().is_some_and(|maps| maps.contains(&services))
         };
-        let size = |program: &ProgramInfo| program.size_translated().expect("root may read it") / 8;
-        let named = |program: ProgramInfo| (program.name_as_str().expect("text").to_owned(), size(&program));
-        loaded_programs().filter_map(Result::ok).filter(uses).map(named).collect()
+        loaded_programs().filter_map(Result::ok).filter(uses).collect()
     }
 }
 

@@ -35,10 +35,12 @@ fn restart_writes_nothing_and_connections_continue() {
     let (server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve(Protocol::Tcp, "10.96.0.6:80", &[endpoint]);
     let mut before = TcpStream::connect(vip).expect("connect");
+    let programs = bench.program_ids();
     bench.dataplane = None;
     TcpStream::connect(vip).expect("works while no proxy runs");
     bench.restart();
-    assert_eq!(bench.sync(&Dirty::everything()), 1, "only the programs are replaced");
+    assert_eq!(bench.sync(&Dirty::everything()), 1, "only the programs are attached");
+    assert_eq!(bench.program_ids(), programs, "they are used again");
     let after = TcpStream::connect(vip).expect("connect");
     assert_eq!(before.peer_addr().expect("peer"), after.peer_addr().expect("peer"));
     let (mut accepted, _) = server.accept().expect("accept");

@@ -106,7 +106,7 @@ impl Ebpf {
             }
             Step::AttachLink(at, link) => {
                 self.begin_settling()?;
-                let attached = self.links.attach(&mut self.programs.object, &self.pins, *at, link)?;
+                let attached = self.links.attach(&mut self.object, &self.pins, *at, link)?;
                 if link.framing == Framing::Tunnel && attached.is_some() {
                     tunnel_link::set(true)?;
                 }
@@ -123,7 +123,7 @@ impl Ebpf {
                 self.links.leave(&self.pins, *at)?;
             }
             Step::AttachXdp(index, link) => {
-                let attached = self.links.xdp.attach(&mut self.programs.object, &self.pins, *index, link)?;
+                let attached = self.links.xdp.attach(&mut self.object, &self.pins, *index, link)?;
                 // The link may be gone, or it refuses programs.
                 state.xdp.extend(attached.map(|attached| (*index, attached)));
                 return Ok(());

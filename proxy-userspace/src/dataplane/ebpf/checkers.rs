@@ -30,7 +30,7 @@ impl Ebpf {
     /// something differs.
     pub fn check_in_threads(&mut self, on_drift: impl Fn() + Send + Sync + 'static) -> Result<(), EbpfError> {
         let on_drift: OnDrift = Arc::new(on_drift);
-        let entries = EntryReader::open(&self.programs.object)?;
+        let entries = EntryReader::open(&self.object)?;
         let (prefilter, usage) = (Arc::clone(&self.maps.prefilter), Arc::clone(&self.sweeper.usage));
         let maps = MapChecker::start(entries, prefilter, usage, Arc::clone(&on_drift))?;
         let programs = ProgramChecker::start(self.links.reader(&self.pins)?, on_drift)?;
@@ -43,8 +43,8 @@ impl Ebpf {
         // Whatever the thread found before is older than what follows.
         self.checkers.iter().for_each(|checkers| checkers.programs.forget_doubt());
         state.attached = self.is_attached()?;
-        state.links = self.links.observe(&self.programs.object, &self.pins)?;
-        state.xdp = xdp::observe(&self.programs.object, &self.pins)?;
+        state.links = self.links.observe(&self.object, &self.pins)?;
+        state.xdp = xdp::observe(&self.object, &self.pins)?;
         state.rules_are_installed = self.rules.as_ref().is_none_or(Rules::are_installed);
         state.rules_masquerade = self.rules.as_ref().map(Rules::masquerade);
         Ok(())
@@ -61,9 +61,9 @@ impl Ebpf {
         checkers.programs_are_due = true;
         state.attached = self.is_attached()?;
         // There are few. Links that refused a program are asked again.
-        state.xdp = xdp::observe(&self.programs.object, &self.pins)?;
-        if self.links.expected(&self.programs.object, &state.links).is_none() {
-            state.links = self.links.observe(&self.programs.object, &self.pins)?;
+        state.xdp = xdp::observe(&self.object, &self.pins)?;
+        if self.links.expected(&self.object, &state.links).is_none() {
+            state.links = self.links.observe(&self.object, &self.pins)?;
         }
         Ok(())
     }
@@ -76,7 +76,7 @@ impl Ebpf {
             checkers.maps.start_comparison();
         }
         if std::mem::take(&mut checkers.programs_are_due) {
-            let links = self.links.expected(&self.programs.object, &state.links);
+            let links = self.links.expected(&self.object, &state.links);
             checkers.programs.start_comparison(Expected { links, rules: self.rules.clone() });
         }
     }

@@ -37,6 +37,7 @@ pub(crate) use self::plan::translate::{leaves_pods_to_links, masquerades, sends_
 pub use self::rehearsal::{Rehearsed, rehearse};
 use self::{
     checkers::{Checkers, OnDrift},
+    direct::DirectApprover,
     direct_watcher::DirectWatcher,
     links::Links,
     maglev::MaglevTables,
@@ -45,7 +46,7 @@ use self::{
         sweeper::FlowSweeper,
     },
     sockets::SocketReleaser,
-    trace::{Programs, TraceLogger},
+    trace::TraceLogger,
     upgrade::{handover, own_netns, state_maps::StateCopies},
 };
 pub use self::{
@@ -168,9 +169,9 @@ impl EbpfSettings {
 
 /// The dataplane: loaded programs and open maps.
 pub struct Ebpf {
-    programs: Programs,
+    object: Object,
     /// The programs of this process while others, which trace, are attached.
-    own_programs: Option<Programs>,
+    own_object: Option<Object>,
     maps: Maps,
     pins: PinDir,
     cgroup: Cgroup,
@@ -178,6 +179,7 @@ pub struct Ebpf {
     socket_releaser: SocketReleaser,
     sweeper: FlowSweeper,
     direct_watcher: DirectWatcher,
+    _direct_approver: DirectApprover,
     maglev: MaglevTables,
     /// The smallest size of their tables.
     table_size: TableSize,
@@ -230,23 +232,21 @@ impl Ebpf {
         let counters = Counters::open(&mut object, service_counts, Arc::clone(&maps.prefilter))?;
         maps.set_node(netns::current_cookie()?)?;
         let socket_releaser = SocketReleaser::start(directory)?;
-        let links = Links::open(settings.link_attachment)?;
-        let log = TraceLogger::start(&mut object, settings.log)?;
-        let programs = Programs::new(object, directory)?;
         Ok(Self {
-            own_programs: None,
+            own_object: None,
             maps,
+            _direct_approver: DirectApprover::start(&mut object, directory)?,
             pins,
             cgroup,
-            links,
+            links: Links::open(settings.link_attachment)?,
             socket_releaser,
             sweeper,
             direct_watcher,
             maglev,
             table_size: settings.table_size,
             checkers: None,
-            _log: log,
-            programs,
+            _log: TraceLogger::start(&mut object, settings.log)?,
+            object,
             state_copies,
             service_slots,
             counters: Some(counters),
@@ -262,7 +262,7 @@ impl Ebpf {
     /// Loads the programs for links with Ethernet headers, which nearly every node has. Call this
     /// at start, so that a kernel that refuses them is reported then, and not at the first link.
     pub fn load_link_programs(&mut self) -> Result<(), EbpfError> {
-        Ok(Links::load(&mut self.programs.object)?)
+        Ok(Links::load(&mut self.object)?)
     }
 
     /// Returns the source ports with which the link programs that are pinned in a directory

@@ -42,7 +42,7 @@ impl ProgramCopy {
         for map in resizable {
             loader.map_max_entries(map, OWN_ENTRIES);
         }
-        let globals = Globals::new(Recording::Log(LogLevel::Off));
+        let globals = Globals::new(bytes, Recording::Log(LogLevel::Off));
         globals.set(&mut loader, constants);
         let mut ebpf = loader.load(bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
         let program = ebpf.program_mut(name).ok_or_else(missing("program", name))?;

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::Path,
 };
 
@@ -21,10 +21,20 @@ use super::{
 
 /// Attaches a loaded program to a cgroup, through a link that is pinned at `pin`. If a link of this
 /// cgroup is pinned there already, its program is replaced. Otherwise a new link is pinned there.
-pub fn attach(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<(), KernelError> {
-    let Some(link) = live_link(cgroup, pin)? else { return attach_new(program, cgroup, pin) };
+pub(super) fn attach(program: &mut Program, cgroup: &Cgroup, pin: &Path) -> Result<(), KernelError> {
     let fd = program.fd().map_err(KernelError::bpf("find program for", pin.display().to_string()))?;
-    syscall::update_link(link.as_fd(), fd.as_fd()).map_err(KernelError::path("replace program of link", pin))
+    if replace_program(fd.as_fd(), cgroup, pin)? { Ok(()) } else { attach_new(program, cgroup, pin) }
+}
+
+/// Replaces the program of a link of this cgroup. Returns false if no such link is pinned there.
+pub(super) fn replace_program(
+    program: BorrowedFd<'_>,
+    cgroup: &Cgroup,
+    pin: &Path,
+) -> Result<bool, KernelError> {
+    let Some(link) = live_link(cgroup, pin)? else { return Ok(false) };
+    let replaced = syscall::update_link(link.as_fd(), program);
+    replaced.map(|()| true).map_err(KernelError::path("replace program of link", pin))
 }
 
 /// Returns true if a link is pinned there that is attached to the cgroup. It may have been removed

@@ -1,8 +1,8 @@
 //! Ring buffers that the programs of an object write: typed records, and the messages of aya-log.
 //!
-//! The ring buffers are not pinned, because each process loads its own programs. Nobody reads what
-//! the programs of the process before write until they are replaced. Minimum kernel: 5.8
-//! (457f44363a88).
+//! Those for traces are not pinned, because each process loads its own programs that write them.
+//! Nobody reads what the programs of the process before write until they are replaced. Minimum
+//! kernel: 5.8 (457f44363a88).
 
 use std::{
     io,

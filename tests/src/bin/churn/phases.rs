@@ -218,6 +218,9 @@ fn kill_and_change(
             } else {
                 proxy.stop()?;
             }
+            // With another constant the programs are replaced, as in an upgrade. With the same one
+            // they are used again.
+            proxy.set_flag("--ebpf-log", ["off", "error", "off", "off"][done.restarts % 4]);
             proxy.spawn(world)?;
             done.restarts += 1;
             restart = Deadline::after(RESTART_EVERY);

@@ -49,15 +49,12 @@ impl LinkReader {
 pub(crate) struct ExpectedLinks {
     framings: BTreeMap<LinkHook, Framing>,
     /// The names and ids of the programs of this process.
-    programs: Vec<(&'static str, u32)>,
+    programs: Vec<(String, u32)>,
 }
 
 impl ExpectedLinks {
     /// Returns `None` if a hook has another state than a current program that is the first.
-    pub(super) fn new(
-        states: &BTreeMap<LinkHook, HookState>,
-        programs: &[(&'static str, u32)],
-    ) -> Option<Self> {
+    pub(super) fn new(states: &BTreeMap<LinkHook, HookState>, programs: &[(String, u32)]) -> Option<Self> {
         let framing = |(at, state): (&LinkHook, &HookState)| match state {
             HookState::Current(framing) => Some((*at, *framing)),
             HookState::Outdated | HookState::Displaced(_) | HookState::LeftOut => None,
@@ -70,7 +67,8 @@ impl ExpectedLinks {
     fn is_matched_by(&self, found: &OnHooks, counts: impl Fn(u32) -> bool) -> bool {
         let is_same = |at: &LinkHook| match (self.framings.get(at), found.get(at)) {
             (Some(framing), Some(Some(Attached { program, behind: None }))) => {
-                self.programs.contains(&(program_name(at.hook, *framing), *program))
+                let wanted = (program_name(at.hook, *framing), *program);
+                self.programs.iter().any(|(name, id)| (&**name, *id) == wanted)
             }
             _ => false,
         };
@@ -118,12 +116,15 @@ mod tests {
     use super::*;
     use crate::kernel::bpf::tc::Hook;
 
-    const ETH: (&str, u32) = ("shunt_in_eth", 11);
+    fn eth() -> (String, u32) {
+        ("shunt_in_eth".into(), 11)
+    }
+
     const HOOK: LinkHook = LinkHook { hook: Hook::Ingress, index: 7 };
 
     fn expected() -> ExpectedLinks {
         let states = BTreeMap::from([(HOOK, HookState::Current(Framing::Ethernet))]);
-        ExpectedLinks::new(&states, &[ETH, ("shunt_in_ip", 12)]).expect("all are current")
+        ExpectedLinks::new(&states, &[eth(), ("shunt_in_ip".into(), 12)]).expect("all are current")
     }
 
     fn is_matched(found: impl IntoIterator<Item = (LinkHook, Option<Attached>)>, is_here: bool) -> bool {
@@ -152,7 +153,7 @@ mod tests {
     #[test]
     fn hooks_without_a_current_program_are_never_only_compared() {
         for state in [HookState::Outdated, HookState::Displaced(Framing::Ethernet), HookState::LeftOut] {
-            assert_eq!(ExpectedLinks::new(&BTreeMap::from([(HOOK, state)]), &[ETH]), None);
+            assert_eq!(ExpectedLinks::new(&BTreeMap::from([(HOOK, state)]), &[eth()]), None);
         }
     }
 }

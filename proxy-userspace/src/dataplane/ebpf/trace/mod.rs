@@ -17,7 +17,6 @@ use proxy_common::{
     layout::{Counter, Endpoint, Program, TraceEvent},
 };
 
-pub(super) use self::programs::Programs;
 pub use self::programs::{TraceRecords, TracingPrograms};
 use crate::{
     dataplane::lock,

@@ -1,12 +1,12 @@
 //! Programs that trace: copies of the programs of this process, with the same maps. While somebody
 //! traces they are attached in place of the others, which have no code for it.
 
-use std::{mem, path::Path};
+use std::mem;
 
 use proxy_common::layout::{CapturedPacket, LostRecord, TraceEvent};
 
 use super::{
-    super::{Ebpf, EbpfError, EbpfSettings, OBJECT, direct::DirectApprover, maps, plan::state::State},
+    super::{Ebpf, EbpfError, EbpfSettings, OBJECT, maps, plan::state::State},
     Log,
 };
 use crate::kernel::{
@@ -19,22 +19,7 @@ const LINK_PROGRAMS: [&str; 4] = ["shunt_out_eth", "shunt_in_eth", "shunt_out_ip
 
 /// Loaded programs that trace.
 #[derive(Debug)]
-pub struct TracingPrograms(Programs);
-
-/// The programs of a dataplane, and the thread that answers to their requests.
-#[derive(Debug)]
-pub(in super::super) struct Programs {
-    pub(in super::super) object: Object,
-    _direct_approver: DirectApprover,
-}
-
-impl Programs {
-    /// Starts the thread, with the maps that are pinned in `directory`.
-    pub(in super::super) fn new(mut object: Object, directory: &Path) -> Result<Self, KernelError> {
-        let direct_approver = DirectApprover::start(&mut object, directory)?;
-        Ok(Self { object, _direct_approver: direct_approver })
-    }
-}
+pub struct TracingPrograms(Object);
 
 impl TracingPrograms {
     /// Loads the programs, with `packets` those that capture packets. It takes as long as a start:
@@ -59,7 +44,7 @@ impl TracingPrograms {
             lost: LostRecords::new(&mut object)?,
             log: Log::new(&mut object, settings.log)?,
         };
-        Ok((Self(Programs::new(object, pins.path())?), records))
+        Ok((Self(object), records))
     }
 }
 
@@ -102,13 +87,13 @@ impl Ebpf {
         if !self.attached || self.is_staged {
             return false;
         }
-        let was_tracing = self.own_programs.is_some();
-        if let Some(own) = self.own_programs.take() {
-            self.programs = own;
+        let was_tracing = self.own_object.is_some();
+        if let Some(own) = self.own_object.take() {
+            self.object = own;
         }
         match tracing {
             Some(TracingPrograms(tracing)) => {
-                self.own_programs = Some(mem::replace(&mut self.programs, tracing));
+                self.own_object = Some(mem::replace(&mut self.object, tracing));
             }
             None if !was_tracing => return false,
             None => {}

@@ -74,23 +74,21 @@ impl Ebpf {
         // The directory may have been removed, with the links that keep the programs attached.
         self.pins.restore()?;
         self.state_copies.run(CopyPass::First);
-        let mut programs: Vec<_> = self.programs.object.cgroup_programs_mut().collect();
-        programs.sort_by_key(|(name, _)| translates_requests(name));
-        for (name, program) in programs {
-            bpf::attach(program, &self.cgroup, &self.pins.link(name))?;
+        let mut programs = self.object.cgroup_programs();
+        programs.sort_by_key(|name| translates_requests(name));
+        for name in &programs {
+            self.object.attach(name, &self.cgroup, &self.pins.link(name))?;
         }
         if self.is_staged {
             self.pins.take_next()?;
             self.is_staged = false;
         }
-        let names: Vec<String> =
-            self.programs.object.cgroup_programs_mut().map(|(name, _)| name.to_owned()).collect();
         // An earlier version may have had other programs.
         let is_on_link =
             |name: &str| links::from_pin_name(name).is_some() || links::xdp::from_pin_name(name).is_some();
-        let is_used = |name: &str| names.iter().any(|used| used == name) || is_on_link(name);
+        let is_used = |name: &str| programs.iter().any(|used| used == name) || is_on_link(name);
         self.pins.remove_links(|name| name.starts_with(LINKS) && !is_used(name))?;
-        self.programs.object.restore_pins(self.pins.path())?;
+        self.object.restore_pins(self.pins.path())?;
         if netns::current_cookie()?.is_none() {
             self.find_own_netns();
         }
@@ -141,7 +139,7 @@ impl Ebpf {
     fn forget(&self, is_forgotten: &dyn Fn(&FlowKey, &Flow) -> bool) -> Result<(), KernelError> {
         for map in handover::FLOW_MAPS {
             let capacity = self.maps.sizes.entries(map);
-            handover::forget(&self.pins, map, self.programs.object.reader(map)?, capacity, is_forgotten)?;
+            handover::forget(&self.pins, map, self.object.reader(map)?, capacity, is_forgotten)?;
         }
         Ok(())
     }
@@ -223,11 +221,11 @@ impl Ebpf {
 
     /// Returns true if all socket programs are attached and all maps are pinned.
     pub(crate) fn is_attached(&mut self) -> Result<bool, KernelError> {
-        if !self.attached || !self.programs.object.is_pinned(self.pins.path()) {
+        if !self.attached || !self.object.is_pinned(self.pins.path()) {
             return Ok(false);
         }
-        for (name, _) in self.programs.object.cgroup_programs_mut() {
-            if !bpf::is_attached(&self.cgroup, &self.pins.link(name))? {
+        for name in self.object.cgroup_programs() {
+            if !bpf::is_attached(&self.cgroup, &self.pins.link(&name))? {
                 return Ok(false);
             }
         }
