@@ -13,9 +13,15 @@ const SECOND: u64 = 1_000_000_000;
 /// The longest time for which a flow is held. Usually it takes a thousandth of it.
 const HELD_NS: u64 = 10 * SECOND;
 
-/// If the endpoint answers no SYN of the client for this long, it does not have the connection any
-/// more, and cannot be reached. The client sends the third SYN after three seconds (RFC 6298).
-const CHALLENGE_NS: u64 = 5 * SECOND / 2;
+/// An endpoint that has the connection answers a SYN (RFC 5961, section 4.2), unless it answered
+/// another unexpected segment within the last half second (Linux: `tcp_invalid_ratelimit`). So of
+/// two SYNs with this time between them, it answers one.
+const CHALLENGED_AGAIN_NS: u64 = 6 * SECOND / 10;
+
+/// If the endpoint has not answered the second of such SYNs for this long, it does not have the
+/// connection any more, and cannot be reached. The client sends SYNs at once, after one and after
+/// three seconds (RFC 6298), or every second (`tcp_syn_linear_timeouts`).
+const ANSWER_NS: u64 = 9 * SECOND / 10;
 
 /// After this silence, a SYN on a TCP connection with [`state::PASS`] begins a new one.
 const PASSED_NS: u64 = 60 * SECOND;
@@ -129,7 +135,7 @@ impl Flow {
     }
 
     /// Returns true for a TCP connection that the endpoint may still have: it accepted it, it is
-    /// not closed, and if the client sent a SYN since, the endpoint had not much time to answer.
+    /// not closed, and it has not left two SYNs of the client unanswered.
     ///
     /// The programs do not see the answers of a connection that conntrack translates. It counts as
     /// alive while it is not silent.
@@ -137,8 +143,8 @@ impl Flow {
     pub const fn may_be_alive(&self, now_ns: u64) -> bool {
         let patience_ns = if self.state & state::PASS != 0 {
             PASSED_NS
-        } else if self.state & state::SYN_UNANSWERED != 0 {
-            CHALLENGE_NS
+        } else if self.state & state::SYNS_UNANSWERED != 0 {
+            ANSWER_NS
         } else {
             self.lifetime_seconds(Protocol::Tcp) * SECOND
         };
@@ -191,7 +197,7 @@ impl Flow {
 
     /// Returns true for a flow that the node began with the port of a VIP.
     #[inline(always)]
-    const fn is_of_node(&self) -> bool {
+    pub(crate) const fn is_of_node(&self) -> bool {
         self.state & state::PASS != 0 && self.service == 0
     }
 
@@ -256,16 +262,18 @@ const fn is_over(began_ns: u64, duration_ns: u64, now_ns: u64) -> bool {
     now_ns >= began_ns.wrapping_add(duration_ns)
 }
 
-/// Returns the state bits that a packet sets.
+/// Returns the state bits that a packet sets. A reset of the endpoint is no answer: what the client
+/// sends after it shows nothing.
 #[inline(always)]
 pub const fn observed_state(direction: Direction, tcp: TcpFlags) -> u32 {
     let (replied, closed) = match direction {
         Direction::Original | Direction::Masquerade => (0, state::CLIENT_CLOSED),
         Direction::Reply | Direction::MasqueradeReply => (state::REPLIED, state::ENDPOINT_CLOSED),
     };
-    let closed = if tcp.has_fin() { closed } else { 0 };
-    let reset = if tcp.has_rst() { state::RESET } else { 0 };
-    replied | closed | reset
+    if tcp.has_rst() {
+        return state::RESET;
+    }
+    replied | if tcp.has_fin() { closed } else { 0 }
 }
 
 /// The interval in which the time of the last packet is written, so that most packets write
@@ -282,12 +290,18 @@ pub fn touch(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, no
     }
 }
 
-/// Notes that the client sent a SYN on an answered connection, if the last one was answered. The
-/// time of the flow is then the time of the first unanswered SYN.
+/// Notes that the client sent a SYN on an answered connection: the first one that is not answered,
+/// and the first one that comes [`CHALLENGED_AGAIN_NS`] later. The time of the flow is then the
+/// time of this SYN.
 #[inline(always)]
 pub fn note_syn(tables: &impl Tables, key: &FlowKey, flow: &Flow, now_ns: u64) {
-    if flow.state & (state::SYN_UNANSWERED | state::PASS) == 0 {
+    if flow.state & (state::SYNS_UNANSWERED | state::PASS) != 0 {
+        return;
+    }
+    if flow.state & state::SYN_UNANSWERED == 0 {
         update_entries(tables, key, flow, state::SYN_UNANSWERED, now_ns);
+    } else if flow.is_silent_for(CHALLENGED_AGAIN_NS, now_ns) {
+        update_entries(tables, key, flow, state::SYN_UNANSWERED | state::SYNS_UNANSWERED, now_ns);
     }
 }
 
@@ -300,14 +314,15 @@ pub fn touch_pass_entry(tables: &impl Tables, key: &FlowKey, flow: &Flow, now_ns
 }
 
 /// Moves the entries of a flow to the map of assured flows. `key` is that of the original
-/// direction. Entries of another packet's flow that are there already stay.
+/// direction. Entries of another packet's flow that are there already stay. A flow with
+/// [`state::PASS`] has only this entry.
 #[inline(never)]
 pub fn assure<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
     let state = state::after(flow.state, observed) | state::ASSURED;
     let flow = Flow { state, used_ns: now_ns, ..*flow };
     let opposite = flow.opposite_key(key);
     let acknowledged = tables.flow(&opposite).map_or(0, |reply| reply.acknowledged);
-    if tables.assure_flow(key, &Flow { acknowledged: 0, ..flow }) {
+    if tables.assure_flow(key, &Flow { acknowledged: 0, ..flow }) && flow.state & state::PASS == 0 {
         tables.assure_flow(&opposite, &Flow { acknowledged, ..flow.opposite(key) });
     }
 }

@@ -17,9 +17,9 @@ use crate::{Addr, prefilter::PrefilterTable};
 ///   imports. For a trie it is the type of a key's data. `MmapableArray` is an array that userspace
 ///   maps into its memory (`BPF_F_MMAPABLE`). A `RingBuf` has no keys, and the value is a record;
 /// - the [`MapContent`];
-/// - the number of entries, or of bytes of a ring buffer. `size` names a field of [`MapSizes`], with
-///   its default and its field in `shunt.ebpf.mapSizes` of the configuration unless an earlier row has these. A `fixed` number
-///   is no setting; the kernel wants 0 for socket storage.
+/// - the number of entries, or of bytes of a ring buffer. `size` names a field of [`MapSizes`],
+///   with its default and its field in `shunt.ebpf.mapSizes` of the configuration unless an earlier
+///   row has these. A `fixed` number is no setting; the kernel wants 0 for socket storage.
 #[macro_export]
 macro_rules! for_each_map {
     ($callback:ident) => {

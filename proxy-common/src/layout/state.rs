@@ -136,9 +136,9 @@ map_type! {
     }
 }
 
-/// Bits of [`Flow::state`]. Packets set them. All but [`RESET`](flow_state::RESET) and
-/// [`SYN_UNANSWERED`](flow_state::SYN_UNANSWERED) stay for the life of the flow. The upper 16 bits
-/// are the [`List`](super::List) of the chosen endpoint.
+/// Bits of [`Flow::state`]. Packets set them. All but [`UNTIL_NEXT`](flow_state::UNTIL_NEXT) stay
+/// for the life of the flow. The upper 16 bits are the [`List`](super::List) of the chosen
+/// endpoint.
 pub mod flow_state {
     /// The endpoint replied.
     pub const REPLIED: u32 = 1;
@@ -159,19 +159,19 @@ pub mod flow_state {
     /// The flow is held: packets of the original direction are dropped, and the sender retransmits
     /// them, while userspace hands the connection to conntrack.
     pub const HELD: u32 = 1 << 6;
-    /// The flow began while the programs left new flows to netfilter (UDP, with [`PASS`]). It passes
-    /// for some seconds. Until then userspace finds out whether conntrack translates it, and
+    /// The flow began while the programs left new flows to netfilter (UDP, with [`PASS`]). It
+    /// passes for some seconds. Until then userspace finds out whether conntrack translates it, and
     /// replaces the entry by one that names service and endpoint.
     pub const LEFT: u32 = 1 << 7;
 
-    /// The client sent a SYN on an answered connection (TCP), and no other segment followed. An
-    /// endpoint that has the connection answers with a challenge ACK (RFC 9293, section
-    /// 3.10.7.4).
+    /// The client sent a SYN on an answered connection (TCP), and only SYNs followed. An endpoint
+    /// that has the connection answers with a challenge ACK (RFC 9293, section 3.10.7.4).
     pub const SYN_UNANSWERED: u32 = 1 << 8;
     /// The entry is in the map `flows`, not in `unassured_flows`. The client answered the endpoint:
     /// it sent a segment that acknowledges the SYN-ACK (TCP), or a datagram after one of the
     /// endpoint (UDP). So the client has its address, and no flood of packets with forged sources
-    /// evicts the flow. Entries with [`PASS`] are always in `flows`, except with [`LEFT`].
+    /// evicts the flow. Entries that userspace writes with [`PASS`] are in `flows`. One for
+    /// datagrams of the node is there once an answer came.
     pub const ASSURED: u32 = 1 << 9;
     /// The whole flow takes the direct path: it began there, and conntrack does not have it.
     pub const WHOLE: u32 = 1 << 10;
@@ -184,8 +184,10 @@ pub mod flow_state {
     /// The flow began with a packet that came through the tunnel, and replies go back through it,
     /// to the node that `dsr_returns` names, or `dsr_new_returns` if the flow is not assured.
     pub const RETURN: u32 = 1 << 12;
+    /// One more SYN followed, long enough after the first one for another challenge ACK.
+    pub const SYNS_UNANSWERED: u32 = 1 << 13;
     /// The bits that a packet removes unless it sets them.
-    pub const UNTIL_NEXT: u32 = RESET | SYN_UNANSWERED;
+    pub const UNTIL_NEXT: u32 = RESET | SYN_UNANSWERED | SYNS_UNANSWERED;
 
     const LIST_SHIFT: u32 = 16;
 

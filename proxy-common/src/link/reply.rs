@@ -140,8 +140,7 @@ fn note_vip_as_source<T: Tables>(tables: &T, tuple: &Tuple) {
         }
         _ if is_vip_of_node(tables, source) => {
             let (source, destination) = (replies.source, replies.destination);
-            let state = flow_state::PASS | flow_state::ASSURED;
-            let flow = Flow { source, destination, state, used_ns: now_ns, ..Flow::NONE };
+            let flow = Flow { source, destination, state: flow_state::PASS, used_ns: now_ns, ..Flow::NONE };
             tables.put_flow(&key, &flow);
         }
         _ => {}

@@ -11,7 +11,7 @@ use super::{longest_to, segments};
 use crate::{
     Addr, Protocol,
     layout::{Counter, Direction, FlowKey, flags},
-    link::{Notes, Outcome, direct, fragment, icmp_error},
+    link::{Notes, Outcome, count_drop, direct, fragment, icmp_error},
     packet::{Fragment, Frame, Packet, Route, RoutedPacket, TcpFlags, Tuple},
     service,
     tables::Tables,
@@ -40,7 +40,8 @@ pub(super) fn deliver<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut P
 }
 
 /// Sends a packet out on the link to which the kernel would forward it, or only if that is a link
-/// of the direct path. [`Outcome::Proceed`] sends it through the stack.
+/// of the direct path. [`Outcome::Proceed`] sends it through the stack. A reply never goes to a
+/// pod: the packets of pods do not go through the tunnel.
 #[inline(never)]
 fn send_on<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, only_direct: bool) -> Outcome {
     let mut route = Route::NONE;
@@ -49,6 +50,9 @@ fn send_on<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, only_dir
     }
     if only_direct && !tables.is_direct_link(route.link) {
         return Outcome::Proceed;
+    }
+    if !only_direct && tables.is_local_link(route.link) {
+        return count_drop(tables, Counter::TunnelRefused);
     }
     direct::leave_by(frame, tables, packet, packet.hops, &route)
 }
@@ -84,11 +88,14 @@ fn is_error<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> bool
 }
 
 /// Returns true for the addresses of packets from a VIP to a client. The Service may be gone since
-/// the connection began, or the entry of the connection may be lost.
+/// the connection began, or the entry of the connection may be lost. A packet to another VIP is
+/// that of a client: as a reply, two nodes would send it to each other until its hop limit ends.
 #[inline(never)]
 fn is_of_service<T: Tables>(tables: &T, protocol: Protocol, reply: &Tuple) -> bool {
     let vip = &reply.source;
-    if !service::may_be_vip(tables, &vip.addr, vip.port) {
+    if !service::may_be_vip(tables, &vip.addr, vip.port)
+        || service::find_by_address(tables, &reply.destination, protocol).is_some()
+    {
         return false;
     }
     let key = FlowKey::new(Direction::Original, protocol, reply.swapped());

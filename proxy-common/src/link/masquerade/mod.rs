@@ -35,14 +35,24 @@ impl NodeValue {
 ///
 /// Netfilter's rules masquerade the first packet of a connection that conntrack sees. If conntrack
 /// begins to track connections, any packet may be the first one. So once the endpoint has replied,
-/// packets have only the note.
+/// packets have only the note. A filter of another program takes the note away if it comes later
+/// and accepts the packet. Where packets take the direct path, userspace knows the links without
+/// such filters.
 #[inline(always)]
-pub(super) fn ask(frame: &impl Frame, packet: &Packet, node: &NodeValue, flow: &Flow) -> bool {
+pub(super) fn ask(
+    frame: &impl Frame,
+    tables: &impl Tables,
+    packet: &Packet,
+    node: &NodeValue,
+    flow: &Flow,
+) -> bool {
     if !node.masquerades_known_flows() {
         return false;
     }
     Notes::leave(frame, Notes::MASQUERADE);
-    flow.state & flow_state::REPLIED != 0 && matches!(packet.fragment, Fragment::Whole)
+    flow.state & flow_state::REPLIED != 0
+        && matches!(packet.fragment, Fragment::Whole)
+        && (node.direct_epoch & 1 == 0 || tables.is_direct_link(frame.link()))
 }
 
 /// Handles a TCP or UDP packet that leaves with the mark or the note for masquerading.
@@ -111,12 +121,22 @@ pub(super) fn may_be_reply(tables: &impl Tables, packet: &Packet, [source, port]
 }
 
 /// Returns false if a packet of an unknown flow keeps its source: the programs masquerade no new
-/// flows, or netfilter masqueraded the flow, for another program or before the programs did.
+/// flows, or netfilter masqueraded the flow, for another program or before the programs did, or the
+/// packet is of no Service. A pod can leave the note on its own packets.
 #[inline(never)]
 fn needs_source<F: Frame, T: Tables>(frame: &F, tables: &T, key: &FlowKey) -> bool {
     masquerades_new_flows(tables)
+        && is_to_be_masqueraded(tables, key)
         && tables.masquerade_address(frame.link(), &key.destination.addr) != Some(key.source.addr)
         && !tables.is_node_address(&key.source.addr)
+}
+
+/// Returns true if the program on the link where the packet came in masquerades the packet's flow.
+#[inline(always)]
+fn is_to_be_masqueraded(tables: &impl Tables, key: &FlowKey) -> bool {
+    let direction = Direction::Reply as u8;
+    let reply = FlowKey { source: key.destination, destination: key.source, direction, ..*key };
+    tables.flow(&reply).is_some_and(|flow| flow.state & flow_state::MASQUERADE != 0)
 }
 
 #[inline(always)]

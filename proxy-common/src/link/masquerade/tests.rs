@@ -3,9 +3,11 @@
 use std::{collections::BTreeSet, net::SocketAddr, vec::Vec};
 
 use crate::{
-    Addr,
-    layout::{Counter, Direction, Endpoint, Masquerading},
+    Addr, Protocol,
+    layout::{Counter, Direction, Endpoint, Flow, FlowKey, Masquerading, flow_state},
     link::Outcome,
+    packet::Tuple,
+    tables::Tables as _,
     testing::{Addresses, FrameRunner as _, Hook, InputFrame, MemoryMaps, TestPacket},
 };
 
@@ -38,16 +40,20 @@ impl Node {
         self.maps.config.masquerade_addresses.insert(everywhere, Addr::from_v4(address));
     }
 
-    /// Sends the first datagram of another client to the endpoint. Returns the number of tries if
-    /// a port was found.
+    /// Sends the first datagram of another client to the endpoint, after the program on the link
+    /// where it came in. Returns the number of tries if a port was found.
     fn begin_flow(&mut self) -> Option<u32> {
         self.clients += 1;
         let client = std::net::Ipv4Addr::from(0x0a00_0000 + self.clients);
         let packet = TestPacket::udp(SocketAddr::new(client.into(), 500), SocketAddr::new(AT.pod, 53));
+        let reply = Tuple { source: packet.to.into(), destination: packet.from.into() };
+        let reply_key = FlowKey::new(Direction::Reply, Protocol::Udp, reply);
+        self.maps.put_flow(&reply_key, &Flow { state: flow_state::MASQUERADE, used_ns: 1, ..Flow::NONE });
         let mark = self.maps.config.node.masquerade_mark;
         let random = self.maps.random.get();
         let frame = InputFrame { mark, socket: self.socket, ..InputFrame::new(packet.to_frame()) };
         let result = self.maps.run(Hook::Egress, &frame).expect("memory runs every frame");
+        self.maps.remove_flow(&reply_key);
         let further_tries = self.maps.random.get() - random;
         assert!(further_tries <= super::TRIES);
         match result.outcome {

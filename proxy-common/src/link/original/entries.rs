@@ -88,28 +88,37 @@ pub(in super::super) fn insert_original<T: Tables>(tables: &T, incoming: &mut Cl
     true
 }
 
-/// Inserts the entry for packets of the endpoint, unless another flow has it that has not ended.
+/// Inserts the entry for packets of the endpoint, unless another flow has it that has not ended, or
+/// another CPU inserts one meanwhile.
+#[inline(always)]
+pub(in super::super) fn insert_reply(tables: &impl Tables, incoming: &ClientPacket) -> bool {
+    add_reply(tables, incoming) || remove_ended(tables, incoming) && add_reply(tables, incoming)
+}
+
+/// Adds the entry for packets of the endpoint. Returns false if there is one.
 #[inline(never)]
-pub(in super::super) fn insert_reply<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
+fn add_reply<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
+    let ClientPacket { key, flow, .. } = incoming;
+    tables.add_flow(&flow.opposite_key(key), &flow.opposite(key))
+}
+
+/// Removes the entry for packets of the endpoint, with the other entry of its flow. Returns false
+/// if it is of another flow that has not ended. A function call of its own saves stack.
+#[inline(never)]
+fn remove_ended<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
     let ClientPacket { key, flow, .. } = incoming;
     let reply_key = flow.opposite_key(key);
-    let reply = flow.opposite(key);
-    if tables.add_flow(&reply_key, &reply) {
-        return true;
-    }
-    if let Some(other) = tables.flow(&reply_key) {
-        let other_key = other.opposite_key(&reply_key);
-        if other_key != *key {
-            // With `is_expired` last, the JIT compiler of kernel 5.10 cannot lay out the jumps
-            // (x86).
-            if !(other.is_expired(incoming.protocol, incoming.now_ns) || other.is_closed()) {
-                return false;
-            }
-            tables.remove_flow(&other_key);
+    let Some(other) = tables.flow(&reply_key) else { return true };
+    let other_key = other.opposite_key(&reply_key);
+    if other_key != *key {
+        // With `is_expired` last, the JIT compiler of kernel 5.10 cannot lay out the jumps (x86).
+        if !(other.is_expired(incoming.protocol, incoming.now_ns) || other.is_closed()) {
+            return false;
         }
-        tables.remove_flow(&reply_key);
+        tables.remove_flow(&other_key);
     }
-    tables.put_flow(&reply_key, &reply)
+    tables.remove_flow(&reply_key);
+    true
 }
 
 /// Counts a new flow, but not a second time if it is masqueraded.

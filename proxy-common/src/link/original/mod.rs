@@ -167,13 +167,17 @@ fn is_acceptable_reset<F: Frame, T: Tables>(
 }
 
 /// Returns true if a packet shows that its sender got the answer of the endpoint. A sender with a
-/// forged address does not know the sequence number of the endpoint.
+/// forged address does not know the sequence number of the endpoint. A packet of a flow that the
+/// node began is the answer.
 #[inline(always)]
 fn assures(frame: &impl Frame, packet: &Packet, incoming: &ClientPacket) -> bool {
     // An endpoint that resets an adopted connection has not answered its client.
     const ANSWERED: u32 =
         flow_state::REPLIED | flow_state::ASSURED | flow_state::PASS | flow_state::RESET | flow_state::DSR;
     let ClientPacket { flow, protocol, tcp, .. } = incoming;
+    if flow.is_of_node() {
+        return !flow.is_assured();
+    }
     if flow.state & ANSWERED != flow_state::REPLIED || tcp.has_rst() {
         return false;
     }
@@ -195,7 +199,7 @@ fn translate<F: Frame, T: Tables>(
         0
     } else {
         set_mark(frame, tables, |node| {
-            if masquerade::ask(frame, packet, node, flow) { 0 } else { node.masquerade_mark }
+            if masquerade::ask(frame, tables, packet, node, flow) { 0 } else { node.masquerade_mark }
         })
     };
     if packet.fragment == Fragment::First {

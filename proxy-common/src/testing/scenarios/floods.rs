@@ -53,6 +53,16 @@ fn syn_data_or_reset_of_the_client_does_not_assure(node: &mut TestNode<'_>) {
     assert_eq!(node.assured_flow_count(), 0);
 }
 
+fn acknowledgements_after_a_reset_of_the_endpoint_do_not_assure(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    node.ingress(&fixture.first);
+    node.egress(&fixture.reply().flags(TcpFlags::RST_ALONE));
+    for number in [0, 1, 1] {
+        node.ingress(&fixture.next().acknowledgement(number));
+    }
+    assert_eq!(node.assured_flow_count(), 0);
+}
+
 fn handshake_assures_a_connection_and_moves_both_entries(node: &mut TestNode<'_>) {
     let fixture = Fixture::new(node, Tcp);
     fixture.establish(node);
@@ -124,6 +134,7 @@ super::scenarios! {
     answered_syns_with_forged_sources_are_not_assured,
     segment_that_does_not_acknowledge_the_syn_ack_does_not_assure,
     syn_data_or_reset_of_the_client_does_not_assure,
+    acknowledgements_after_a_reset_of_the_endpoint_do_not_assure,
     handshake_assures_a_connection_and_moves_both_entries,
     handshake_without_its_end_expires_after_two_minutes,
     handshake_works_after_one_entry_was_evicted,

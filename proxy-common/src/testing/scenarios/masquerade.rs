@@ -92,6 +92,32 @@ fn endpoint_sees_the_node_and_its_replies_reach_the_client(node: &mut TestNode<'
     }
 }
 
+/// A pod may leave the note on its own packets.
+fn packet_of_no_service_keeps_its_source_whatever_note_it_has(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let fixture = masqueraded(node, protocol, PORTS);
+        let packet = fixture.first.clone().to(fixture.endpoint);
+        let mark = node.config.node.masquerade_mark;
+        for packet in [packet.clone(), packet.flags(TcpFlags::ACK_ALONE)] {
+            let frame = InputFrame { mark, ..InputFrame::new(packet.to_frame()) };
+            node.run(Hook::Egress, &frame).expect("a plain frame always runs").becomes(&packet);
+            assert_eq!(node.flow_count(), 0);
+        }
+    }
+}
+
+/// Such a filter may take the note away, but not the mark.
+fn packets_have_the_mark_on_links_where_a_filter_of_another_program_comes_later(node: &mut TestNode<'_>) {
+    node.config.node.direct_epoch = 1;
+    let fixture = masqueraded(node, Udp, PORTS);
+    fixture.exchange(node, &fixture.first);
+    let mark = node.config.node.masquerade_mark;
+    node.ingress(&fixture.first).is_marked(mark);
+    node.config.direct_links.insert(LINK);
+    node.write_maps();
+    node.ingress(&fixture.first).is_marked(0);
+}
+
 fn client_port_in_the_range_is_kept(node: &mut TestNode<'_>) {
     for protocol in PROTOCOLS {
         let fixture = masqueraded(node, protocol, PORTS);
@@ -306,6 +332,8 @@ fn errors_reach_who_sent_the_packet(node: &mut TestNode<'_>) {
 }
 
 super::scenarios! {
+    packets_have_the_mark_on_links_where_a_filter_of_another_program_comes_later,
+    packet_of_no_service_keeps_its_source_whatever_note_it_has,
     endpoint_sees_the_node_and_its_replies_reach_the_client,
     client_port_in_the_range_is_kept,
     client_keeps_its_port_when_it_repeats_its_first_packet_and_when_it_connects_again,

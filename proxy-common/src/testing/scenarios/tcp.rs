@@ -295,6 +295,29 @@ fn forged_reset_and_syns_do_not_move_a_connection(node: &mut TestNode<'_>) {
     }
 }
 
+/// An endpoint answers one packet with a challenge ACK, and then none for half a second
+/// (`tcp_invalid_ratelimit`).
+fn syn_that_the_endpoint_did_not_challenge_does_not_move_a_connection(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Tcp);
+    fixture.establish(node);
+    node.put_service(&fixture.service.clone().with_endpoints(&[addr(node.ip.other_pod, 8080)]));
+    let challenge = fixture.reply().flags(TcpFlags::ACK_ALONE);
+    let forged = fixture.first.clone().sequence(1);
+    for _ in 0..3 {
+        node.ingress(&forged).becomes(&forged.clone().to(fixture.endpoint));
+        node.egress(&challenge).becomes(&challenge.clone().from(fixture.vip));
+        // Without an answer.
+        node.ingress(&forged).becomes(&forged.clone().to(fixture.endpoint));
+        node.wait(3);
+        // The endpoint answers the first one, but not before the second and third come.
+        for _ in 0..3 {
+            node.ingress(&forged).becomes(&forged.clone().to(fixture.endpoint));
+        }
+        node.egress(&challenge).becomes(&challenge.clone().from(fixture.vip));
+    }
+    node.ingress(&fixture.next()).becomes(&fixture.next().to(fixture.endpoint));
+}
+
 fn client_that_lost_its_connection_gets_another_endpoint_if_the_old_one_is_gone(node: &mut TestNode<'_>) {
     let fixture = Fixture::new(node, Tcp);
     fixture.establish(node);
@@ -347,6 +370,7 @@ super::scenarios! {
     syn_on_a_live_connection_keeps_its_endpoint,
     reset_with_another_sequence_number_passes_and_changes_nothing,
     forged_reset_and_syns_do_not_move_a_connection,
+    syn_that_the_endpoint_did_not_challenge_does_not_move_a_connection,
     client_that_lost_its_connection_gets_another_endpoint_if_the_old_one_is_gone,
     syn_on_a_silent_connection_of_conntrack_begins_a_new_one,
     fin_of_the_client_alone_does_not_shorten_a_connection,

@@ -176,6 +176,18 @@ fn only_datagrams_from_a_vip_get_a_pass_entry(node: &mut TestNode<'_>) {
     assert_eq!(node.flow_count(), 1);
 }
 
+fn pass_entry_is_assured_by_an_answer(node: &mut TestNode<'_>) {
+    let (_served, question) = query_from_a_node_port(node);
+    node.egress(&question).is_left_alone();
+    node.egress(&question).is_left_alone();
+    assert_eq!((node.flow_count(), node.assured_flow_count()), (1, 0));
+    for _ in 0..2 {
+        node.ingress(&question.clone().reversed()).is_left_alone();
+        node.egress(&question).is_left_alone();
+        assert_eq!((node.flow_count(), node.assured_flow_count()), (1, 1));
+    }
+}
+
 fn pass_entry_survives_a_minute_of_silence(node: &mut TestNode<'_>) {
     let (_served, question) = query_from_a_node_port(node);
     for _ in 0..5 {
@@ -253,6 +265,7 @@ super::scenarios! {
     conversation_that_netfilter_began_stays_with_it_when_programs_take_new_ones,
     conversation_that_userspace_does_not_find_in_conntrack_gets_an_endpoint,
     connection_that_netfilter_began_leaves_no_flow,
+    pass_entry_is_assured_by_an_answer,
     pass_entry_survives_a_minute_of_silence,
     reply_to_a_datagram_has_the_vip_as_source,
     datagrams_keep_a_serving_endpoint,

@@ -1,4 +1,5 @@
-//! Loads a BPF object and the programs in it. Its maps and links are pinned and outlive the process.
+//! Loads a BPF object and the programs in it. Its maps and links are pinned and outlive the
+//! process.
 
 use std::{
     borrow::Cow,

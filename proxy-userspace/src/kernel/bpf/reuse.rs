@@ -1,5 +1,5 @@
-//! Finds programs in the kernel that an earlier process of the same build loaded, with the same maps
-//! and constants. To use them again saves the work of the verifier, which is most of a start.
+//! Finds programs in the kernel that an earlier process of the same build loaded, with the same
+//! maps and constants. To use them again saves the work of the verifier, which is most of a start.
 
 use std::{
     hash::{DefaultHasher, Hasher as _},

@@ -112,6 +112,37 @@ fn node_that_the_client_reached_sends_the_reply_on() {
     });
 }
 
+/// Two nodes would send it to each other until its hop limit ends.
+#[test]
+fn packet_from_one_vip_to_another_is_no_reply() {
+    on_nodes(|node| {
+        let vip = node.ip.external_ip;
+        let service = add_service(node, vip);
+        add_client(node);
+        let packet = syn(node, vip);
+        let packet = packet.clone().from(packet.to);
+        let result = frame_from_tunnel(node, packet.to_frame());
+        result.becomes(&packet.clone().to(service.outside[0]));
+        assert_eq!(node.counter(Counter::ReplyForwarded), 0);
+    });
+}
+
+#[test]
+fn reply_does_not_go_to_a_pod() {
+    on_nodes(|node| {
+        let vip = node.ip.external_ip;
+        add_service(node, vip);
+        add_client(node);
+        let reply = syn(node, vip).reversed().flags(TcpFlags::ACK_ALONE);
+        // `frame_from_tunnel` has a route to this link.
+        node.config.local_links.insert(3);
+        node.write_maps();
+        frame_from_tunnel(node, reply.to_frame()).is_dropped();
+        let counts = [Counter::TunnelRefused, Counter::ReplyForwarded].map(|counter| node.counter(counter));
+        assert_eq!(counts, [1, 0]);
+    });
+}
+
 #[test]
 fn node_sends_fragments_and_errors_on_and_nothing_else() {
     on_nodes(|node| {

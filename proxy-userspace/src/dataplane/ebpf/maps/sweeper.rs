@@ -154,8 +154,8 @@ impl FlowMap {
 struct Flows {
     assured: FlowMap,
     unassured: FlowMap,
-    /// The scan has read the assured flows.
-    is_at_unassured: bool,
+    /// The scan has read the unassured flows.
+    is_at_assured: bool,
     reads_per_sweep: usize,
     /// Another reader of the assured flows, for sweeps of the whole map.
     whole: FlowMap,
@@ -218,7 +218,7 @@ impl Flows {
         Ok(Self {
             assured: open("flows")?,
             unassured: open("unassured_flows")?,
-            is_at_unassured: false,
+            is_at_assured: false,
             reads_per_sweep: reads.div_ceil(READS_PER_NEEDED * SWEEPS_PER_SCAN).max(MIN_READS),
             whole: open("flows")?,
             max_reads: max_reads(sizes.flows),
@@ -258,17 +258,19 @@ impl Flows {
         Ok(removed)
     }
 
-    /// Sweeps the next part of both maps. Returns how many entries were removed.
+    /// Sweeps the next part of both maps, the unassured flows first: a flow that is assured
+    /// meanwhile moves to the map that comes second, so that the scan finds it. Returns how many
+    /// entries were removed.
     fn sweep(&mut self, begun: u64) -> Result<usize, KernelError> {
         let expiry = self.expiry(begun)?;
         let mut removed = 0;
         for _ in 0..self.reads_per_sweep {
-            if !self.is_at_unassured && self.assured.entries.is_at_beginning() {
+            if !self.is_at_assured && self.unassured.entries.is_at_beginning() {
                 self.scan.begin();
                 self.assured.rewind();
                 self.unassured.rewind();
             }
-            let map = if self.is_at_unassured { &mut self.unassured } else { &mut self.assured };
+            let map = if self.is_at_assured { &mut self.assured } else { &mut self.unassured };
             let needed = &mut self.scan.needed;
             removed += map.sweep(expiry, |key, flow| {
                 for item in PrefilterItem::of_flow(key, flow) {
@@ -276,8 +278,8 @@ impl Flows {
                 }
             })?;
             if map.entries.is_at_beginning() {
-                self.is_at_unassured = !self.is_at_unassured;
-                if !self.is_at_unassured {
+                self.is_at_assured = !self.is_at_assured;
+                if !self.is_at_assured {
                     let entries = [&self.assured, &self.unassured].map(|map| (map.name, map.seen));
                     self.scan.end(entries, expiry.now_ns)?;
                     break;
