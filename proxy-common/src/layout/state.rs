@@ -6,7 +6,8 @@ use crate::addr::Addr;
 
 /// The version of the layout of the maps that programs write. Every change of their keys and values
 /// raises it. While it is the same, the process of the next version takes the maps over, so that
-/// flows and connections survive an upgrade.
+/// flows and connections survive an upgrade. A new bit of [`flow_state`] does not raise it: no
+/// program sets a bit that it does not know, and all of them keep it.
 pub const STATE_LAYOUT_VERSION: u32 = 5;
 
 map_type! {

@@ -197,9 +197,6 @@ impl Notes {
     const LEARN: u32 = 1 << 14;
     /// The packet took the direct path. Nothing is left to do.
     const FORWARDED: u32 = 1 << 13;
-    /// The packet is of an unknown connection that is adopted. With [`Notes::MASQUERADE`], it may
-    /// begin a masqueraded flow.
-    const ADOPTED: u32 = 1 << 12;
     const ALL: u32 = Self::MASQUERADE | Self::LEARN | Self::FORWARDED;
 
     /// Leaves a note.
@@ -222,14 +219,6 @@ impl Notes {
             frame.set_note(note & !Self::ALL);
         }
         Self(note)
-    }
-
-    /// Takes one note, which [`Notes::take`] leaves where it is: few packets have it.
-    #[inline(always)]
-    fn take_adopted(frame: &impl Frame) -> bool {
-        let note = frame.note();
-        frame.set_note(note & !Self::ADOPTED);
-        note & Self::ADOPTED != 0
     }
 
     #[inline(always)]

@@ -141,6 +141,8 @@ fn note_vip_as_source<T: Tables>(tables: &T, tuple: &Tuple) {
         _ if is_vip_of_node(tables, source) => {
             let (source, destination) = (replies.source, replies.destination);
             let flow = Flow { source, destination, state: flow_state::PASS, used_ns: now_ns, ..Flow::NONE };
+            // An assured entry that has expired would hide the new one.
+            tables.remove_flow(&key);
             tables.put_flow(&key, &flow);
         }
         _ => {}

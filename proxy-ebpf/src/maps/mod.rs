@@ -69,8 +69,8 @@ macro_rules! map_type {
 
 for_each_map!(declare_maps);
 
-/// Userspace sets it to the hash of the object. A process that finds a program in the kernel with
-/// its own hash need not load the program. No program reads it.
+/// Userspace sets it to the hash of the object and its version. A process that finds a program in
+/// the kernel with its own hash need not load the program. No program reads it.
 #[used]
 #[unsafe(no_mangle)]
 static OBJECT_HASH: Global<u64> = Global::new(0);

@@ -47,12 +47,17 @@ pub mod xt_recent;
 pub use error::KernelError;
 pub use security_module::Confinement;
 
-use std::{io, mem::size_of, os::fd::AsRawFd, thread};
+use std::{
+    io,
+    mem::size_of,
+    os::fd::AsRawFd,
+    thread::{self, JoinHandle},
+};
 
 /// Starts a thread with this name.
-pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), KernelError> {
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, KernelError> {
     let started = thread::Builder::new().name(name.into()).spawn(run);
-    started.map(drop).map_err(KernelError::call("start", format!("thread {name}")))
+    started.map_err(KernelError::call("start", format!("thread {name}")))
 }
 
 /// Returns a 64-bit socket option.

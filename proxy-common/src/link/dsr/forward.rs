@@ -45,16 +45,18 @@ pub(super) fn deliver<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut P
 #[inline(never)]
 fn send_on<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, only_direct: bool) -> Outcome {
     let mut route = Route::NONE;
-    if packet.hops <= 1 || !find_route(frame, packet, &mut route) {
+    if packet.hops <= 1 {
         return Outcome::Proceed;
     }
-    if only_direct && !tables.is_direct_link(route.link) {
-        return Outcome::Proceed;
-    }
-    if !only_direct && tables.is_local_link(route.link) {
+    let fits = find_route(frame, packet, length_of(frame, packet), &mut route);
+    if only_direct {
+        if !fits || !tables.is_direct_link(route.link) {
+            return Outcome::Proceed;
+        }
+    } else if (fits || find_route(frame, packet, 1, &mut route)) && tables.is_local_link(route.link) {
         return count_drop(tables, Counter::TunnelRefused);
     }
-    direct::leave_by(frame, tables, packet, packet.hops, &route)
+    if fits { direct::leave_by(frame, tables, packet, packet.hops, &route) } else { Outcome::Proceed }
 }
 
 /// Returns true for a packet of a Service with direct server return to its client, and for an ICMP
@@ -125,15 +127,21 @@ fn limit_segments<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) {
     }
 }
 
-/// Asks the kernel for the route to the client. A function call of its own saves stack.
+/// Returns the bytes of a packet, or of the longest one after segmentation. A packet that is too
+/// long for any route counts as one of the greatest length.
+#[inline(always)]
+fn length_of(frame: &impl Frame, packet: &Packet) -> u16 {
+    let is_connection = packet.proto == Protocol::Tcp.number();
+    let length = direct::longest(frame, packet, is_connection).unwrap_or(u32::MAX);
+    length.try_into().unwrap_or(u16::MAX)
+}
+
+/// Asks the kernel for the route of a packet with this length. Returns false if there is none, or
+/// if the packet is too long for it. A function call of its own saves stack.
 #[inline(never)]
-fn find_route<F: Frame>(frame: &F, packet: &Packet, route: &mut Route) -> bool {
+fn find_route<F: Frame>(frame: &F, packet: &Packet, length: u16, route: &mut Route) -> bool {
     let Packet { version, proto, traffic_class, .. } = *packet;
     let ports = if packet.fragment == Fragment::Later { None } else { packet.ports() };
     let tuple = packet.tuple(ports.unwrap_or([0; 2]));
-    let is_connection = proto == Protocol::Tcp.number();
-    let length = direct::longest(frame, packet, is_connection).and_then(|length| length.try_into().ok());
-    length.is_some_and(|length| {
-        frame.find_route(&RoutedPacket { version, proto, traffic_class, length, tuple }, route)
-    })
+    frame.find_route(&RoutedPacket { version, proto, traffic_class, length, tuple }, route)
 }

@@ -52,7 +52,7 @@ pub(super) fn ask(
     Notes::leave(frame, Notes::MASQUERADE);
     flow.state & flow_state::REPLIED != 0
         && matches!(packet.fragment, Fragment::Whole)
-        && (node.direct_epoch & 1 == 0 || tables.is_direct_link(frame.link()))
+        && (!node.is_direct() || tables.is_direct_link(frame.link()))
 }
 
 /// Handles a TCP or UDP packet that leaves with the mark or the note for masquerading.
@@ -70,8 +70,12 @@ pub(super) fn original<F: Frame, T: Tables>(
     outgoing.now_ns = tables.now_ns();
     if let Some(flow) = tables.flow(&outgoing.key) {
         outgoing.flow = flow;
-    } else if !needs_source(frame, tables, &outgoing.key) {
-        return Outcome::Proceed;
+    } else {
+        match unknown(frame, tables, &outgoing) {
+            Unknown::Passes => return Outcome::Proceed,
+            Unknown::Lost => return count_drop(tables, Counter::NotMasqueraded),
+            Unknown::New => {}
+        }
     }
     if !may_begin(&outgoing) {
         observe(frame, tables, packet, &outgoing);
@@ -120,23 +124,40 @@ pub(super) fn may_be_reply(tables: &impl Tables, packet: &Packet, [source, port]
     }) && may_be_endpoint(tables, &packet.source, source)
 }
 
-/// Returns false if a packet of an unknown flow keeps its source: the programs masquerade no new
-/// flows, or netfilter masqueraded the flow, for another program or before the programs did, or the
-/// packet is of no Service. A pod can leave the note on its own packets.
-#[inline(never)]
-fn needs_source<F: Frame, T: Tables>(frame: &F, tables: &T, key: &FlowKey) -> bool {
-    masquerades_new_flows(tables)
-        && is_to_be_masqueraded(tables, key)
-        && tables.masquerade_address(frame.link(), &key.destination.addr) != Some(key.source.addr)
-        && !tables.is_node_address(&key.source.addr)
+/// What happens to a packet whose flow has no source yet.
+enum Unknown {
+    /// It keeps its source: the programs masquerade no new flows, or netfilter masqueraded the
+    /// flow, for another program or before the programs did, or the packet is of no Service. A pod
+    /// can leave the note on its own packets.
+    Passes,
+    /// It begins a flow, or it is of an adopted connection.
+    New,
+    /// Entries of its flow are lost. The client sends a segment again, and the next segment of the
+    /// endpoint restores the entry.
+    Lost,
 }
 
-/// Returns true if the program on the link where the packet came in masquerades the packet's flow.
-#[inline(always)]
-fn is_to_be_masqueraded(tables: &impl Tables, key: &FlowKey) -> bool {
+/// Finds out what a packet without a masqueraded flow is. The program on the link where it came in
+/// has written its flow, or found it.
+#[inline(never)]
+fn unknown<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &ClientPacket) -> Unknown {
+    let key = &outgoing.key;
+    let is_masqueraded = tables.masquerade_address(frame.link(), &key.destination.addr)
+        == Some(key.source.addr)
+        || tables.is_node_address(&key.source.addr);
+    if is_masqueraded || !masquerades_new_flows(tables) {
+        return Unknown::Passes;
+    }
     let direction = Direction::Reply as u8;
     let reply = FlowKey { source: key.destination, destination: key.source, direction, ..*key };
-    tables.flow(&reply).is_some_and(|flow| flow.state & flow_state::MASQUERADE != 0)
+    match tables.flow(&reply).map(|flow| flow.state) {
+        None if may_be_endpoint(tables, &key.destination.addr, key.destination.port) => Unknown::Lost,
+        Some(state) if state & flow_state::MASQUERADE != 0 => {
+            let is_lost = outgoing.is_midstream() && state & flow_state::REPLIED != 0;
+            if is_lost { Unknown::Lost } else { Unknown::New }
+        }
+        _ => Unknown::Passes,
+    }
 }
 
 #[inline(always)]
@@ -158,10 +179,8 @@ fn may_begin(outgoing: &ClientPacket) -> bool {
     }
 }
 
-/// Finds a source for a new flow and writes its entries. Returns false if there is no source, or if
-/// a TCP segment is of an unknown connection. The client sends such a segment again, and the next
-/// segment of the endpoint restores the entry. An adopted connection gets a source: the same as
-/// before, if that was the first one tried.
+/// Finds a source for a new flow and writes its entries. Returns false if there is no source. An
+/// adopted connection gets the same source as before, if that was the first one tried.
 ///
 /// A client that repeats its SYN, or that uses its port again, keeps the source. To the endpoint it
 /// is the same host as before, whose sequence numbers and timestamps increase. The endpoint then
@@ -169,9 +188,6 @@ fn may_begin(outgoing: &ClientPacket) -> bool {
 #[inline(always)]
 fn begin<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, outgoing: &mut ClientPacket) -> bool {
     if outgoing.is_midstream() {
-        if !Notes::take_adopted(frame) {
-            return false;
-        }
         outgoing.flow.acknowledged = packet.tcp_acknowledgement(frame).unwrap_or(0);
     }
     if !outgoing.flow.is_none() {

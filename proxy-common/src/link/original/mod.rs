@@ -5,8 +5,7 @@ pub(super) mod entries;
 
 use self::classify::{Classification, classify};
 use super::{
-    Notes, Outcome, count_drop, direct, dsr, finish_flow_packet, forward, fragment, ip_length, malformed,
-    masquerade,
+    Outcome, count_drop, direct, dsr, finish_flow_packet, forward, fragment, ip_length, malformed, masquerade,
 };
 use crate::{
     Protocol,
@@ -71,7 +70,7 @@ pub(super) fn transport<F: Frame, T: Tables>(
                 dsr::take(tables, &mut incoming.flow);
             }
             if incoming.is_midstream() {
-                adopt(frame, tables, packet, &mut incoming);
+                adopt(frame, packet, &mut incoming);
             }
             if !entries::write(tables, &mut incoming, matches!(class, Classification::Reused)) {
                 tables.count_service(incoming.flow.service, ServiceEvent::Drop);
@@ -116,14 +115,9 @@ fn find_flow<F: Frame>(tables: &impl Tables, incoming: &mut ClientPacket) {
 /// than the endpoint's SYN-ACK long ago, so its next acknowledgement shows that the flow is
 /// assured.
 #[inline(always)]
-fn adopt(frame: &impl Frame, tables: &impl Tables, packet: &Packet, incoming: &mut ClientPacket) {
+fn adopt(frame: &impl Frame, packet: &Packet, incoming: &mut ClientPacket) {
     incoming.flow.acknowledged = packet.tcp_acknowledgement(frame).unwrap_or(0);
     incoming.flow.state |= observed_state(Direction::Original, incoming.tcp);
-    if incoming.flow.state & flow_state::MASQUERADE != 0
-        && tables.node().is_some_and(|node| node.masquerades_known_flows())
-    {
-        Notes::leave(frame, Notes::ADOPTED);
-    }
 }
 
 /// Updates a known flow for a packet of its client.

@@ -92,18 +92,43 @@ fn endpoint_sees_the_node_and_its_replies_reach_the_client(node: &mut TestNode<'
     }
 }
 
-/// A pod may leave the note on its own packets.
-fn packet_of_no_service_keeps_its_source_whatever_note_it_has(node: &mut TestNode<'_>) {
+/// A pod may leave the note on its own packets. The mark stands for it.
+fn packet_of_no_flow_never_gets_an_address_of_the_node(node: &mut TestNode<'_>) {
     for protocol in PROTOCOLS {
         let fixture = masqueraded(node, protocol, PORTS);
-        let packet = fixture.first.clone().to(fixture.endpoint);
         let mark = node.config.node.masquerade_mark;
-        for packet in [packet.clone(), packet.flags(TcpFlags::ACK_ALONE)] {
+        let mut run = |packet: &TestPacket| {
             let frame = InputFrame { mark, ..InputFrame::new(packet.to_frame()) };
-            node.run(Hook::Egress, &frame).expect("a plain frame always runs").becomes(&packet);
+            let result = node.run(Hook::Egress, &frame).expect("a plain frame always runs");
             assert_eq!(node.flow_count(), 0);
+            result
+        };
+        let elsewhere = fixture.first.clone().to(addr(fixture.endpoint.ip(), 81));
+        let to_endpoint = fixture.first.clone().to(fixture.endpoint);
+        for flags in [TcpFlags::SYN_ALONE, TcpFlags::ACK_ALONE] {
+            let elsewhere = elsewhere.clone().flags(flags);
+            run(&elsewhere).becomes(&elsewhere);
+            // Entries of its flow may be lost.
+            run(&to_endpoint.clone().flags(flags)).is_dropped();
         }
     }
+}
+
+fn segment_whose_entries_are_lost_is_dropped_until_the_endpoint_sends(node: &mut TestNode<'_>) {
+    let fixture = masqueraded(node, Tcp, PORTS);
+    let source = fixture.exchange(node, &fixture.first);
+    let (next, reply) = (fixture.next(), fixture.reply().flags(TcpFlags::ACK_ALONE));
+    node.evict_flow(Direction::Masquerade, &next.clone().to(fixture.endpoint));
+    node.evict_flow(Direction::Reply, &fixture.reply());
+    let translated = next.clone().to(fixture.endpoint);
+    node.ingress(&next).becomes(&translated);
+    let mark = node.config.node.masquerade_mark;
+    let frame = InputFrame { mark, ..InputFrame::new(translated.to_frame()) };
+    node.run(Hook::Egress, &frame).expect("a plain frame always runs").is_dropped();
+    node.wait(2);
+    node.ingress(&next).becomes(&translated);
+    node.ingress(&reply.clone().to(source)).becomes(&reply);
+    forward(node, &next, fixture.endpoint).becomes(&translated.from(source));
 }
 
 /// Such a filter may take the note away, but not the mark.
@@ -333,7 +358,8 @@ fn errors_reach_who_sent_the_packet(node: &mut TestNode<'_>) {
 
 super::scenarios! {
     packets_have_the_mark_on_links_where_a_filter_of_another_program_comes_later,
-    packet_of_no_service_keeps_its_source_whatever_note_it_has,
+    packet_of_no_flow_never_gets_an_address_of_the_node,
+    segment_whose_entries_are_lost_is_dropped_until_the_endpoint_sends,
     endpoint_sees_the_node_and_its_replies_reach_the_client,
     client_port_in_the_range_is_kept,
     client_keeps_its_port_when_it_repeats_its_first_packet_and_when_it_connects_again,

@@ -188,6 +188,19 @@ fn pass_entry_is_assured_by_an_answer(node: &mut TestNode<'_>) {
     }
 }
 
+fn pass_entry_takes_the_place_of_an_expired_flow_of_a_client(node: &mut TestNode<'_>) {
+    let (fixture, question) = query_from_a_node_port(node);
+    let of_client = question.clone().reversed();
+    let answer = of_client.clone().to(fixture.endpoint).reversed();
+    node.ingress(&of_client).becomes(&of_client.clone().to(fixture.endpoint));
+    node.egress(&answer).becomes(&question.clone());
+    node.ingress(&of_client).becomes(&of_client.clone().to(fixture.endpoint));
+    assert_eq!(node.assured_flow_count(), 2);
+    node.wait(121);
+    node.egress(&question).is_left_alone();
+    node.ingress(&of_client).is_left_alone();
+}
+
 fn pass_entry_survives_a_minute_of_silence(node: &mut TestNode<'_>) {
     let (_served, question) = query_from_a_node_port(node);
     for _ in 0..5 {
@@ -266,6 +279,7 @@ super::scenarios! {
     conversation_that_userspace_does_not_find_in_conntrack_gets_an_endpoint,
     connection_that_netfilter_began_leaves_no_flow,
     pass_entry_is_assured_by_an_answer,
+    pass_entry_takes_the_place_of_an_expired_flow_of_a_client,
     pass_entry_survives_a_minute_of_silence,
     reply_to_a_datagram_has_the_vip_as_source,
     datagrams_keep_a_serving_endpoint,

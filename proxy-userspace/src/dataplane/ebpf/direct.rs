@@ -5,7 +5,7 @@
 //! segment as invalid. So this thread first makes conntrack accept any sequence number of the
 //! connection. Conntrack does the same by itself if a connection is older than its tracking.
 
-use std::path::Path;
+use std::{path::Path, thread::JoinHandle};
 
 use aya::maps::{HashMap, MapData};
 use proxy_common::{
@@ -25,9 +25,15 @@ use crate::kernel::{
 /// `BPF_EXIST`: an entry that the programs removed stays removed.
 const ONLY_EXISTING: u64 = 2;
 
-/// The thread that approves connections. It ends when this is dropped.
+/// The most requests between two looks at whether the thread is to end.
+const MAX_REQUESTS: usize = 16;
+
+/// The thread that approves connections. It ends before this is dropped.
 #[derive(Debug)]
-pub(super) struct DirectApprover(Wakeup);
+pub(super) struct DirectApprover {
+    end: Wakeup,
+    thread: Option<JoinHandle<()>>,
+}
 
 impl DirectApprover {
     /// Starts the thread, with the maps that are pinned in `directory`.
@@ -41,18 +47,20 @@ impl DirectApprover {
         };
         let end = Wakeup::new()?;
         let ended = end.clone();
-        spawn("direct-path", move || {
+        let thread = spawn("direct-path", move || {
             while let Ok(true) = requests.wait(&ended) {
-                requests.read(|key| approval.decide(&key));
+                requests.read_some(MAX_REQUESTS).iter().for_each(|key| approval.decide(key));
             }
         })?;
-        Ok(Self(end))
+        Ok(Self { end, thread: Some(thread) })
     }
 }
 
 impl Drop for DirectApprover {
     fn drop(&mut self) {
-        self.0.wake();
+        self.end.wake();
+        // A thread that panicked reads no more either.
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 

@@ -169,6 +169,8 @@ impl EbpfSettings {
 
 /// The dataplane: loaded programs and open maps.
 pub struct Ebpf {
+    // Its thread ends before the lock of the pins: the next process reads the same ring buffer.
+    _direct_approver: DirectApprover,
     object: Object,
     /// The programs of this process while others, which trace, are attached.
     own_object: Option<Object>,
@@ -179,7 +181,6 @@ pub struct Ebpf {
     socket_releaser: SocketReleaser,
     sweeper: FlowSweeper,
     direct_watcher: DirectWatcher,
-    _direct_approver: DirectApprover,
     maglev: MaglevTables,
     /// The smallest size of their tables.
     table_size: TableSize,

@@ -30,18 +30,19 @@ pub struct Object {
     maps: Vec<(&'static str, OwnedFd)>,
     /// The programs that an earlier process loaded, and that need not be loaded.
     same: SamePrograms,
-    /// The names and ids of the programs in the kernel. Copies have the same name.
-    programs: Vec<(String, u32)>,
+    /// The names and ids of the link programs that are in the kernel. Copies have the same name.
+    link_programs: Vec<(String, u32)>,
 }
 
 impl Object {
     /// Loads an object and pins its maps in `directory`. Maps that are pinned there already are
-    /// used as they are: check them with [`PinDir::holds`] first.
+    /// used as they are: check them with [`PinDir::holds`](super::PinDir::holds) first.
     ///
     /// `constants` are global variables whose values the verifier takes as fixed. `recording` is
-    /// what the programs write for [`RingReader`] and [`MessageReader`]. Programs that record
-    /// anything keep their source lines, for the verifier's log and for bpftool. Those that record
-    /// nothing are not loaded if an earlier process loaded the same.
+    /// what the programs write for [`RingReader`](super::RingReader) and
+    /// [`MessageReader`](super::MessageReader). Programs that record anything keep their source
+    /// lines, for the verifier's log and for bpftool. Those that record nothing are not loaded if
+    /// an earlier process loaded the same.
     pub fn load(
         bytes: &[u8],
         maps: &[MapSpec],
@@ -68,7 +69,7 @@ impl Object {
         };
         let mut ebpf = loader.load(&bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
         let same = match recording {
-            Recording::Log(LogLevel::Off) => SamePrograms::find(&ebpf, maps, directory)?,
+            Recording::Log(LogLevel::Off) => SamePrograms::find(&ebpf, maps, directory),
             Recording::Log(_) | Recording::Trace { .. } => SamePrograms::default(),
         };
         let is_missing = |name: &str, program: &Program| is_of_cgroup(program) && same.named(name).is_none();
@@ -80,8 +81,10 @@ impl Object {
             Ok((map.name, map_fd))
         };
         let maps = maps.iter().zip(&paths).map(open).collect::<Result<_, KernelError>>()?;
-        let programs = same.ids().map(|(name, id)| (name.to_owned(), id)).collect();
-        Ok(Self { ebpf, maps, same, programs })
+        let is_of_link = |name: &str| ebpf.program(name).is_some_and(|program| !is_of_cgroup(program));
+        let link_programs = same.ids().filter(|(name, _)| is_of_link(name));
+        let link_programs = link_programs.map(|(name, id)| (name.to_owned(), id)).collect();
+        Ok(Self { ebpf, maps, same, link_programs })
     }
 
     /// Returns true if every map is pinned in this directory.
@@ -143,7 +146,7 @@ impl Object {
     /// Returns the link program with this name. The first call loads it, unless an earlier process
     /// loaded the same.
     pub fn link_program(&mut self, name: &'static str) -> Result<LinkProgram<'_>, KernelError> {
-        let id = match self.program_id(name) {
+        let id = match self.link_program_id(name) {
             Some(id) => id,
             None => self.load_copy(name)?,
         };
@@ -162,7 +165,7 @@ impl Object {
         name: &'static str,
         than: u32,
     ) -> Result<LinkProgram<'_>, KernelError> {
-        if self.program_id(name) == Some(than) {
+        if self.link_program_id(name) == Some(than) {
             self.load_copy(name)?;
         }
         self.link_program(name)
@@ -179,7 +182,7 @@ impl Object {
         }
         load_program(program).map_err(KernelError::bpf("load program", name))?;
         let id = program.info().map_err(KernelError::bpf("inspect program", name))?.id();
-        self.programs.push((name.to_owned(), id));
+        self.link_programs.push((name.to_owned(), id));
         Ok(id)
     }
 
@@ -191,21 +194,21 @@ impl Object {
         self.ebpf.program_mut(name).ok_or_else(missing("program", name))
     }
 
-    /// Returns the id of the program with this name, if it is loaded. Of several copies it is the
-    /// last.
-    fn program_id(&self, name: &str) -> Option<u32> {
-        self.programs.iter().rev().find_map(|(known, id)| (known == name).then_some(*id))
+    /// Returns the id of the link program with this name, if it is loaded. Of several copies it is
+    /// the last.
+    fn link_program_id(&self, name: &str) -> Option<u32> {
+        self.link_programs.iter().rev().find_map(|(known, id)| (known == name).then_some(*id))
     }
 
-    /// Returns the names and ids of the link programs that are loaded.
+    /// Returns the names and ids of the link programs that are in the kernel.
     pub fn link_programs(&self) -> &[(String, u32)] {
-        &self.programs
+        &self.link_programs
     }
 
     /// Returns true if the program with this id is one of this object, the link program with this
     /// name.
     pub fn is_link_program(&self, name: &str, id: u32) -> bool {
-        self.programs.iter().any(|(known, program)| (&**known, *program) == (name, id))
+        self.link_programs.iter().any(|(known, program)| (&**known, *program) == (name, id))
     }
 
     /// Returns the names of the cgroup programs.

@@ -25,9 +25,10 @@ pub(super) const HASH: &str = "OBJECT_HASH";
 /// The bytes of a name that the kernel keeps.
 const NAME_LENGTH: usize = 15;
 
-/// Returns the hash of an object. It is the same in all processes of one build.
+/// Returns the hash of an object and of the version that loads it.
 pub(super) fn hash(object: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
+    hasher.write(env!("CARGO_PKG_VERSION").as_bytes());
     hasher.write(object);
     hasher.finish()
 }
@@ -46,7 +47,14 @@ struct SameProgram {
 impl SamePrograms {
     /// Finds the programs. `maps` are those of the object, which are pinned in `directory`. Without
     /// `CAP_SYS_ADMIN`, none are found.
-    pub(super) fn find(object: &Ebpf, maps: &[MapSpec], directory: &Path) -> Result<Self, KernelError> {
+    pub(super) fn find(object: &Ebpf, maps: &[MapSpec], directory: &Path) -> Self {
+        Self::try_find(object, maps, directory).unwrap_or_else(|error| {
+            tracing::debug!(%error, "cannot look for programs of an earlier process: all programs are loaded");
+            Self::default()
+        })
+    }
+
+    fn try_find(object: &Ebpf, maps: &[MapSpec], directory: &Path) -> Result<Self, KernelError> {
         let wanted = Wanted::of(object, maps, directory)?;
         let same = |program: ProgramInfo| {
             let name = program.name_as_str().filter(|name| object.program(name).is_some())?.to_owned();
