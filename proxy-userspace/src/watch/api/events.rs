@@ -1,5 +1,9 @@
 //! Writes Events about this node's proxy (`events.k8s.io/v1`), like upstream's recorder. An Event
 //! is in the namespace of its object.
+//!
+//! `kubectl describe` looks for the UID of an object. For a Node it also takes the name as the UID,
+//! which is what kubelets and upstream write (`NodeRef` in `cmd/kube-proxy/app/server.go`). The UIDs
+//! of Services are not known here.
 
 use std::time::Duration;
 
@@ -73,7 +77,8 @@ fn body(node_name: &str, event: &NodeEvent, now: Timestamp) -> Value {
     let note: String = event.note.chars().take(MAX_NOTE / 4).collect();
     let (namespace, name, regarding) = match &event.service {
         None => {
-            let regarding = json!({ "apiVersion": "v1", "kind": "Node", "name": node_name });
+            let regarding =
+                json!({ "apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_name });
             (DEFAULT_NAMESPACE, node_name, regarding)
         }
         Some(NamespacedName { namespace, name }) => {
@@ -117,7 +122,9 @@ mod tests {
             body["metadata"]["name"],
             "n1.1797a0f7cc3a5a10".replace("1797a0f7cc3a5a10", &format!("{:x}", now.as_nanosecond()))
         );
-        assert_eq!(body["regarding"], json!({ "apiVersion": "v1", "kind": "Node", "name": "n1" }));
+        // `kubectl describe node` shows Events with this UID.
+        let regarding = json!({ "apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n1" });
+        assert_eq!(body["regarding"], regarding);
         assert_eq!((&body["type"], &body["reason"]), (&json!("Warning"), &json!("Failed")));
         assert!(body["note"].as_str().is_some_and(|note| note.len() <= MAX_NOTE));
     }
