@@ -1,13 +1,14 @@
 //! Serves health check node ports, where a load balancer asks whether this node has endpoints of a
 //! Service (upstream's `service_health.go`).
 //!
-//! There is one listener for each Service, family and address. shunt retries listeners that it
-//! cannot open. When it closes a listener, it also closes idle connections, so that no load
+//! There is one listener for each Service, family and address. As with upstream, a Service with a
+//! check in one family is answered in both if its port is open on all addresses: Go listens so on
+//! `0.0.0.0`. shunt retries listeners that it cannot open. When it closes a listener, it also closes idle connections, so that no load
 //! balancer keeps using a port that is gone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -25,8 +26,8 @@ use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    ProxyHealth,
-    listen::{RETRY_AFTER, bind_one_family},
+    BindError, ProxyHealth,
+    listen::{RETRY_AFTER, bind, bind_one_family},
     routes::{NO_SNIFF, status},
     server,
 };
@@ -35,7 +36,7 @@ use crate::{
     node::NodeEvents,
 };
 
-/// The addresses on which health check node ports listen.
+/// The addresses of one family on which health check node ports listen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ListenOn {
     /// All addresses, including those added later.
@@ -50,29 +51,32 @@ pub enum ListenOn {
 pub struct HealthChecks {
     /// The check of each Service and family.
     pub checks: BTreeMap<(NamespacedName, IpFamily), HealthCheck>,
-    /// The addresses to listen on.
-    pub listen_on: ListenOn,
+    /// The addresses to listen on, by family; all addresses of a family that is missing.
+    pub listen_on: BTreeMap<IpFamily, ListenOn>,
 }
 
 impl HealthChecks {
     fn listeners(&self) -> BTreeMap<Key, usize> {
         let mut listeners = BTreeMap::new();
         for ((service, family), check) in &self.checks {
+            let is_checked = |family| self.checks.contains_key(&(service.clone(), family));
+            let is_alone = !IpFamily::ALL.into_iter().all(is_checked);
             for address in self.addresses(*family) {
+                let both_families = is_alone && address.is_unspecified();
+                // On a node without IPv6 only this one exists.
+                let address = if both_families { IpFamily::V4.unspecified() } else { address };
                 let address = SocketAddr::new(address, check.port.get());
-                listeners.insert(Key { service: service.clone(), address }, check.local_endpoints);
+                let key = Key { service: service.clone(), address, both_families };
+                listeners.insert(key, check.local_endpoints);
             }
         }
         listeners
     }
 
     fn addresses(&self, family: IpFamily) -> Vec<IpAddr> {
-        match (&self.listen_on, family) {
-            (ListenOn::EveryAddress, IpFamily::V4) => vec![Ipv4Addr::UNSPECIFIED.into()],
-            (ListenOn::EveryAddress, IpFamily::V6) => vec![Ipv6Addr::UNSPECIFIED.into()],
-            (ListenOn::Addresses(addresses), _) => {
-                addresses.iter().copied().filter(|address| IpFamily::of(*address) == family).collect()
-            }
+        match self.listen_on.get(&family) {
+            None | Some(ListenOn::EveryAddress) => vec![family.unspecified()],
+            Some(ListenOn::Addresses(addresses)) => addresses.iter().copied().collect(),
         }
     }
 }
@@ -82,9 +86,16 @@ impl HealthChecks {
 struct Key {
     service: NamespacedName,
     address: SocketAddr,
+    /// The address is the wildcard, and stands for those of both families.
+    both_families: bool,
 }
 
 impl Key {
+    fn bind(&self) -> Result<TcpListener, BindError> {
+        const SERVER: &str = "health check node port";
+        if self.both_families { bind(SERVER, self.address) } else { bind_one_family(SERVER, self.address) }
+    }
+
     fn service_and_port(&self) -> (NamespacedName, u16) {
         (self.service.clone(), self.address.port())
     }
@@ -103,7 +114,7 @@ pub struct PortFailureEvents {
 impl PortFailureEvents {
     /// Returns true if the Event was queued.
     fn report(&self, key: &Key, error: &str) -> bool {
-        let Key { service, address } = key;
+        let Key { service, address, .. } = key;
         let note = format!(
             "node {} failed to start healthcheck \"{service}\" on port {}: {error}",
             self.node_name,
@@ -175,7 +186,7 @@ impl Listeners {
     }
 
     fn open(&mut self, key: &Key, local_endpoints: usize) {
-        match bind_one_family("health check node port", key.address) {
+        match key.bind() {
             Ok(listener) => {
                 tracing::debug!(service = %key.service, address = %key.address, "opened health check node port");
                 self.failed.remove(key);

@@ -1,8 +1,9 @@
 //! Tests the routes over real HTTP on loopback.
 
 use std::{
+    collections::BTreeMap,
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     num::NonZeroU16,
     time::Duration,
 };
@@ -272,7 +273,11 @@ fn checks(entries: &[(&str, NonZeroU16, usize)]) -> HealthChecks {
         let check = HealthCheck { port: *port, local_endpoints: *local_endpoints };
         ((NamespacedName::parse("default", name).expect("valid"), IpFamily::V4), check)
     });
-    HealthChecks { checks: checks.collect(), listen_on: ListenOn::Addresses([LOOPBACK].into()) }
+    HealthChecks { checks: checks.collect(), listen_on: on_addresses([LOOPBACK]) }
+}
+
+fn on_addresses<const N: usize>(addresses: [IpAddr; N]) -> BTreeMap<IpFamily, ListenOn> {
+    [(IpFamily::V4, ListenOn::Addresses(addresses.into()))].into()
 }
 
 fn no_events() -> PortFailureEvents {
@@ -286,7 +291,7 @@ async fn a_health_check_port_in_use_gives_one_event_on_its_service() {
     let (events, mut queued) = NodeEvents::channel();
     let mut checks = checks(&[("web", port, 2)]);
     // Two addresses, one Event.
-    checks.listen_on = ListenOn::Addresses([LOOPBACK, IpAddr::from([127, 0, 0, 2])].into());
+    checks.listen_on = on_addresses([LOOPBACK, IpAddr::from([127, 0, 0, 2])]);
     let other = bind("somebody else", SocketAddr::new(IpAddr::from([127, 0, 0, 2]), port.get()));
     let checks_sender = watch::Sender::new(checks);
     let port_failures = PortFailureEvents { events, node_name: "n1".into() };
@@ -372,6 +377,37 @@ async fn health_check_node_ports_report_local_endpoints_and_open_and_close() {
     let end =
         timeout(Duration::from_secs(10), idle.read(&mut [0; 16])).await.expect("idle connections are closed");
     assert_eq!(end.unwrap_or(0), 0);
+}
+
+/// As upstream: Go listens in both families on `0.0.0.0`.
+#[tokio::test]
+async fn a_health_check_port_on_all_addresses_answers_in_both_families() {
+    let port = free_port();
+    let [v4, v6] = [LOOPBACK, Ipv6Addr::LOCALHOST.into()].map(|ip| SocketAddr::new(ip, port.get()));
+    let in_families = |families: &[(IpFamily, usize)]| {
+        let check = |local_endpoints| HealthCheck { port, local_endpoints };
+        let web = NamespacedName::new("default", "web");
+        let checks = families.iter().map(|(family, count)| ((web.clone(), *family), check(*count)));
+        HealthChecks { checks: checks.collect(), listen_on: BTreeMap::new() }
+    };
+    let checks_sender = watch::Sender::default();
+    tokio::spawn(serve_health_checks(checks_sender.subscribe(), ProxyHealth::new(TIMEOUT), no_events()));
+    for (families, expected) in [
+        (&[(IpFamily::V4, 1)][..], [1, 1]),
+        (&[(IpFamily::V6, 2)], [2, 2]),
+        // The families count separately.
+        (&[(IpFamily::V4, 3), (IpFamily::V6, 4)], [3, 4]),
+        (&[(IpFamily::V4, 5)], [5, 5]),
+    ] {
+        checks_sender.send_replace(in_families(families));
+        for (address, count) in [v4, v6].into_iter().zip(expected) {
+            let weight = format!("x-load-balancing-endpoint-weight: {count}");
+            let has_weight = |answer: &io::Result<Answer>| {
+                answer.as_ref().is_ok_and(|answer| answer.headers.contains(&weight))
+            };
+            assert!(has_weight(&eventually(address, has_weight).await), "{address}: {weight}");
+        }
+    }
 }
 
 /// What `hcHandler.ServeHTTP` of upstream's `service_health.go` writes.

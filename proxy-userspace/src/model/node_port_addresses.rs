@@ -25,21 +25,21 @@ pub(super) fn node_port_addresses(
     local: &BTreeSet<IpAddr>,
     local_routes: &[IpNet],
 ) -> BTreeSet<IpAddr> {
-    let ranges = ranges(settings, node);
-    let of_family =
-        |family| ranges.iter().filter(move |range| IpFamily::of(range.addr()) == family).peekable();
-    let served = |address: &IpAddr| {
-        let mut ranges = of_family(IpFamily::of(*address));
-        ranges.peek().is_none() || ranges.any(|range| range.contains(address))
-    };
+    let ranges = Ranges::new(settings, node);
     let has_loopback = settings.loopback_node_ports;
     let local = local.iter().copied().filter(|address| has_loopback || !address.is_loopback());
-    // Upstream's `MatchAll`.
-    let every = |route: &&IpNet| {
-        let mut ranges = of_family(IpFamily::of(route.addr()));
-        ranges.peek().is_none() || ranges.any(|range| range.prefix_len() == 0)
-    };
-    local.filter(served).chain(routed(local_routes.iter().filter(every))).collect()
+    let served = local.filter(|address| ranges.contain(*address));
+    let every = local_routes.iter().filter(|route| ranges.match_all(IpFamily::of(route.addr())));
+    served.chain(routed(every)).collect()
+}
+
+/// Returns the families in which all addresses are selected, including those added later.
+pub(super) fn families_with_every_address(
+    settings: &ModelSettings,
+    node: Option<&Node>,
+) -> BTreeSet<IpFamily> {
+    let ranges = Ranges::new(settings, node);
+    IpFamily::ALL.into_iter().filter(|family| ranges.match_all(*family)).collect()
 }
 
 /// Returns the addresses in the ranges that are local by route, as far as they are served: see
@@ -53,16 +53,36 @@ fn routed<'a>(routes: impl Iterator<Item = &'a IpNet>) -> impl Iterator<Item = I
     routes.filter(is_small).flat_map(addresses).take(MAX_ROUTED)
 }
 
-/// As upstream, `primary` stands for `bindAddress` or the addresses in the Node object, as ranges.
-/// Loopback addresses are not used.
-fn ranges(settings: &ModelSettings, node: Option<&Node>) -> Vec<IpNet> {
-    match &settings.node_port_addresses {
-        NodePortAddresses::All => Vec::new(),
-        NodePortAddresses::Cidrs(cidrs) => cidrs.clone(),
-        NodePortAddresses::Primary { cidrs } => {
-            let own = IpFamily::ALL.into_iter().filter_map(|family| own_ip(settings, node, family));
-            own.filter(|ip| !ip.is_loopback()).map(IpNet::from).chain(cidrs.iter().copied()).collect()
-        }
+/// The configured ranges of both families.
+struct Ranges(Vec<IpNet>);
+
+impl Ranges {
+    /// As upstream, `primary` stands for `bindAddress` or the addresses in the Node object, as
+    /// ranges. Loopback addresses are not used.
+    fn new(settings: &ModelSettings, node: Option<&Node>) -> Self {
+        Self(match &settings.node_port_addresses {
+            NodePortAddresses::All => Vec::new(),
+            NodePortAddresses::Cidrs(cidrs) => cidrs.clone(),
+            NodePortAddresses::Primary { cidrs } => {
+                let own = IpFamily::ALL.into_iter().filter_map(|family| own_ip(settings, node, family));
+                own.filter(|ip| !ip.is_loopback()).map(IpNet::from).chain(cidrs.iter().copied()).collect()
+            }
+        })
+    }
+
+    fn of_family(&self, family: IpFamily) -> impl Iterator<Item = &IpNet> {
+        self.0.iter().filter(move |range| IpFamily::of(range.addr()) == family)
+    }
+
+    /// Upstream's `MatchAll`.
+    fn match_all(&self, family: IpFamily) -> bool {
+        let mut ranges = self.of_family(family).peekable();
+        ranges.peek().is_none() || ranges.any(|range| range.prefix_len() == 0)
+    }
+
+    fn contain(&self, address: IpAddr) -> bool {
+        let family = IpFamily::of(address);
+        self.match_all(family) || self.of_family(family).any(|range| range.contains(&address))
     }
 }
 
@@ -144,6 +164,23 @@ mod tests {
             (vec!["172.16.0.0/12", "fd00::/64"], vec![]),
         ] {
             assert_eq!(served(&NodePortAddresses::Cidrs(cidrs(&ranges)), None), expected, "{ranges:?}");
+        }
+    }
+
+    #[test]
+    fn a_family_without_a_range_or_with_the_widest_one_has_every_address() {
+        let (both, v4, v6) = (IpFamily::ALL.to_vec(), vec![IpFamily::V4], vec![IpFamily::V6]);
+        for (ranges, expected) in [
+            (vec![], both.clone()),
+            (vec!["0.0.0.0/0", "::/0"], both),
+            (vec!["192.168.57.0/24"], v6),
+            (vec!["192.168.57.0/24", "0.0.0.0/0", "fd57::/64"], v4),
+            (vec!["192.168.57.0/24", "fd57::/64"], vec![]),
+        ] {
+            let node_port_addresses = NodePortAddresses::Cidrs(cidrs(&ranges));
+            let settings = ModelSettings { node_port_addresses, ..testing::settings() };
+            let families = families_with_every_address(&settings, None);
+            assert_eq!(Vec::from_iter(families), expected, "{ranges:?}");
         }
     }
 

@@ -10,8 +10,10 @@ use std::{
 use super::{
     Device, Framing, IpFamily, Link, LinkHeader, LinkPath, LocalTrafficDetector, MacAddress, Masquerade,
     ModelSettings, Node, NodeAddressType, NodeFacts, NodeView, PortRange, ServedLink, SourceAddress, XdpLink,
-    XdpMode, XdpPolicy, local_detector::local_traffic_detector, masquerade_addresses::masquerade_addresses,
-    node_port_addresses::node_port_addresses,
+    XdpMode, XdpPolicy,
+    local_detector::local_traffic_detector,
+    masquerade_addresses::masquerade_addresses,
+    node_port_addresses::{families_with_every_address, node_port_addresses},
 };
 use crate::net::TUNNEL_LINK;
 
@@ -34,6 +36,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         xdp_links: xdp_links(settings, &links, &direct_links, facts),
         direct_links,
         node_port_addresses: node_port_addresses(settings, node, &local_addresses, &facts.local_routes),
+        every_node_port_address: families_with_every_address(settings, node),
         local_addresses,
         primary_addresses: IpFamily::ALL.into_iter().filter_map(primary).collect(),
         links,

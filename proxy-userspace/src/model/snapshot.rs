@@ -186,6 +186,8 @@ pub struct NodeView {
     /// addresses of their family. Addresses that are local by route are not among
     /// [`Self::local_addresses`].
     pub node_port_addresses: BTreeSet<IpAddr>,
+    /// The families in which node ports are served on all addresses, including those added later.
+    pub every_node_port_address: BTreeSet<IpFamily>,
     /// The node's own address in each family: from the Node object, otherwise from the kernel.
     pub primary_addresses: BTreeMap<IpFamily, IpAddr>,
     /// The local detector.

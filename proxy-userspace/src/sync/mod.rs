@@ -44,7 +44,7 @@ use crate::{
     dataplane::{FailureScope, Mode, RenderError, Renderer, ebpf::TracingPrograms},
     health::{HealthChecks, ProxyHealth, Status, SyncTask},
     metrics::{Metrics, SyncExtent, WatchedKind},
-    model::{Dirty, IpFamily, Model, ModelSettings, NodeFacts, NodePortAddresses, UnixNanos, WatchEvent},
+    model::{Dirty, IpFamily, Model, ModelSettings, NodeFacts, UnixNanos, WatchEvent},
     node::NodeEvents,
 };
 
@@ -155,7 +155,6 @@ pub struct SyncLoop {
     outputs: Outputs,
     shutdown: CancellationToken,
     schedule: Schedule,
-    every_node_port_address: bool,
     no_local_endpoints: NoLocalEndpoints,
     conflicts: Conflicts,
     left_out_ports: LeftOutPorts,
@@ -177,7 +176,6 @@ impl SyncLoop {
         shutdown: CancellationToken,
     ) -> Self {
         Self {
-            every_node_port_address: model.node_port_addresses == NodePortAddresses::All,
             node_wait: NodeWait::new(&model, periods.wait_for_node),
             left_out_ports: LeftOutPorts::new(model.node_name.to_string()),
             programmed: ProgrammedTimes::default(),
@@ -283,7 +281,6 @@ impl SyncLoop {
     }
 
     fn take_settings(&mut self, SyncSettings { model, periods }: SyncSettings) {
-        self.every_node_port_address = model.node_port_addresses == NodePortAddresses::All;
         self.model.set_settings(model);
         self.schedule.set_periods(periods);
         self.queue();

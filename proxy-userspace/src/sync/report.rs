@@ -11,7 +11,7 @@ use super::{Outputs, SyncLoop};
 use crate::{
     health::{HealthChecks, ListenOn, NodeObject},
     metrics::SyncExtent,
-    model::{Dirty, IpFamily, UnixNanos},
+    model::{Dirty, IpFamily, NodeView, UnixNanos},
 };
 
 /// Syncs that follow each other faster are logged at level debug.
@@ -75,11 +75,7 @@ impl SyncLoop {
         });
         health.updated(served_families(self.failure.family));
         self.no_local_endpoints.report(metrics);
-        let listen_on = if self.every_node_port_address {
-            ListenOn::EveryAddress
-        } else {
-            ListenOn::Addresses(snapshot.node.node_port_addresses_of_links().collect())
-        };
+        let listen_on = IpFamily::ALL.map(|family| (family, listen_on(&snapshot.node, family))).into();
         let announcement = self.dsr_announcement();
         dsr_announcement.send_if_modified(|sent| {
             let differs = *sent != announcement;
@@ -114,6 +110,15 @@ impl SyncLoop {
             tracing::info!(services, endpoints, operations, ?took, "programmed");
         }
     }
+}
+
+/// Returns where health check node ports of a family listen: where node ports are served.
+fn listen_on(node: &NodeView, family: IpFamily) -> ListenOn {
+    if node.every_node_port_address.contains(&family) {
+        return ListenOn::EveryAddress;
+    }
+    let addresses = node.node_port_addresses_of_links();
+    ListenOn::Addresses(addresses.filter(|address| IpFamily::of(*address) == family).collect())
 }
 
 /// Returns the families that are served: all but the one that fails.

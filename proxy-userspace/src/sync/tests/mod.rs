@@ -16,8 +16,8 @@ use crate::{
         fake::{Call, FakeDataplane},
     },
     model::{
-        Balance, Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, Node, Protocol, Service,
-        ServiceType, TrafficPolicy, XdpPolicy, testing,
+        Balance, Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, Node, NodePortAddresses,
+        Protocol, Service, ServiceType, TrafficPolicy, XdpPolicy, testing,
     },
 };
 

@@ -1,7 +1,7 @@
 //! The Node object, and settings that change.
 
 use super::*;
-use crate::net::TUNNEL_LINK;
+use crate::{health::ListenOn, net::TUNNEL_LINK};
 
 fn with_pod_cidrs(cidrs: &[&str]) -> Node {
     Node { pod_cidrs: testing::cidrs(cidrs), ..node() }
@@ -125,4 +125,26 @@ async fn node_announces_the_tunnel_until_its_object_says_so_and_takes_it_back() 
     daemon.settings.send_replace(settings);
     tokio::time::sleep(2 * MIN_SYNC).await;
     assert_eq!(announced(), Some(Vec::new()), "other nodes must not send packets any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn health_check_ports_listen_where_node_ports_are_served_in_each_family() {
+    let daemon = Daemon::synced().await;
+    let every = |family| (family, ListenOn::EveryAddress);
+    let some = |family, addresses: &[&str]| {
+        (family, ListenOn::Addresses(addresses.iter().map(|address| testing::ip(address)).collect()))
+    };
+    let (v4, v6) = (IpFamily::V4, IpFamily::V6);
+    for (ranges, expected) in [
+        (&["0.0.0.0/0", "::/0"][..], [every(v4), every(v6)]),
+        (&["192.0.2.0/24"], [some(v4, &["192.0.2.1"]), every(v6)]),
+        (&["192.0.2.0/24", "::/0", "0.0.0.0/0"], [every(v4), every(v6)]),
+        (&["2001:db8::/64"], [every(v4), some(v6, &[])]),
+    ] {
+        daemon.settings.send_modify(|settings| {
+            settings.model.node_port_addresses = NodePortAddresses::Cidrs(testing::cidrs(ranges));
+        });
+        tokio::time::sleep(2 * MIN_SYNC).await;
+        assert_eq!(daemon.outputs.health_checks.borrow().listen_on, expected.into(), "{ranges:?}");
+    }
 }
