@@ -1,14 +1,16 @@
 //! Waits for the Node object before the first sync, and ends the process when the pod CIDRs change:
-//! upstream's `NodeManager` (`pkg/proxy/node.go`).
+//! upstream's `NodeManager` (`pkg/proxy/node.go`). Upstream always waits for the addresses of the
+//! Node too. shunt does so if rules depend on them: with `nodePortAddresses: primary`, a Node without
+//! addresses stands for all addresses of the node.
 
 use std::time::Duration;
 
 use ipnet::IpNet;
 use tokio::time::Instant;
 
-use crate::model::{DetectLocalMode, Model, ModelSettings};
+use crate::model::{DetectLocalMode, Model, ModelSettings, NodePortAddresses};
 
-/// How long upstream waits for the Node before it continues without it.
+/// How long upstream waits for the Node and its addresses before it continues without them.
 const MAX_NODE_WAIT: Duration = Duration::from_secs(30);
 /// How long upstream waits for pod CIDRs that rules depend on, before it ends.
 const MAX_POD_CIDRS_WAIT: Duration = Duration::from_mins(5);
@@ -49,6 +51,7 @@ pub(super) struct NodeWait {
     /// The loop may program the kernel.
     pub(super) is_over: bool,
     needs_pod_cidrs: bool,
+    needs_addresses: bool,
     since: Option<Instant>,
     logged_at: Option<Instant>,
     is_missing_logged: bool,
@@ -64,9 +67,11 @@ impl NodeWait {
             is_unknown: waits,
             is_over: !waits,
             needs_pod_cidrs: settings.detect_local == DetectLocalMode::NodeCidr,
+            needs_addresses: matches!(settings.node_port_addresses, NodePortAddresses::Primary { .. }),
             ..Self::default()
         }
     }
+
     /// When to check again if nothing else happens.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         self.logged_at.filter(|_| !self.is_over).map(|at| at + LOG_EVERY)
@@ -91,15 +96,33 @@ impl NodeWait {
         if lacks_pod_cidrs && waited >= MAX_POD_CIDRS_WAIT {
             return Err(PodCidrsError::Missing(self.node.clone()));
         }
-        self.is_over = !lacks_pod_cidrs && (!is_missing || waited >= MAX_NODE_WAIT);
+        let lacks_addresses =
+            self.needs_addresses && model.node().is_some_and(|node| node.addresses.is_empty());
+        let is_late = waited >= MAX_NODE_WAIT;
+        self.is_over = !lacks_pod_cidrs && (is_late || !is_missing && !lacks_addresses);
         if self.is_over {
             self.log_missing(is_missing);
+            self.log_lack_of_addresses(lacks_addresses);
         } else if self.logged_at.is_none_or(|at| now - at >= LOG_EVERY) {
             self.logged_at = Some(now);
-            let missing = if is_missing { "Node object" } else { "pod CIDRs" };
+            let missing = match (is_missing, lacks_addresses && !is_late) {
+                (true, _) => "Node object",
+                (false, true) => "addresses",
+                (false, false) => "pod CIDRs",
+            };
             tracing::info!(node = self.node, missing, ?waited, "waiting for the Node before the first sync");
         }
         Ok(self.is_over)
+    }
+
+    fn log_lack_of_addresses(&self, lacks_addresses: bool) {
+        if lacks_addresses {
+            tracing::warn!(
+                node = self.node,
+                "the Node object has no address, so node ports are served on all addresses of the node until it \
+                 has one: check the kubelet, and the cloud controller manager if there is one"
+            );
+        }
     }
 
     /// A wrong node name is a common mistake, and its consequences are silent.

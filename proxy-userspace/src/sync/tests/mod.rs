@@ -62,13 +62,23 @@ impl Daemon {
         give_up_after: Option<Duration>,
         detect_local: DetectLocalMode,
     ) -> Self {
+        Self::start_serving(NodePortAddresses::All, outputs, fake, give_up_after, detect_local)
+    }
+
+    fn start_serving(
+        node_port_addresses: NodePortAddresses,
+        outputs: Outputs,
+        fake: FakeDataplane,
+        give_up_after: Option<Duration>,
+        detect_local: DetectLocalMode,
+    ) -> Self {
         let periods =
             SyncPeriods { min_sync_period: MIN_SYNC, sync_period: SYNC, give_up_after, wait_for_node: true };
         let settings = ModelSettings {
             node_name: "node1".into(),
             cluster_cidrs: Vec::new(),
             detect_local,
-            node_port_addresses: NodePortAddresses::All,
+            node_port_addresses,
             loopback_node_ports: true,
             ignores_external_ips: false,
             leaves_cluster_ips_of_links: false,

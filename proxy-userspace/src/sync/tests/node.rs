@@ -1,7 +1,7 @@
 //! The Node object, and settings that change.
 
 use super::*;
-use crate::{health::ListenOn, net::TUNNEL_LINK};
+use crate::{health::ListenOn, model::NodeAddressType, net::TUNNEL_LINK};
 
 fn with_pod_cidrs(cidrs: &[&str]) -> Node {
     Node { pod_cidrs: testing::cidrs(cidrs), ..node() }
@@ -42,6 +42,30 @@ async fn the_loop_waits_for_the_node_for_a_while() {
     daemon.send(WatchEvent::Nodes(Delta::Replace(Vec::new()))).await;
     daemon.settle().await;
     assert!(health.is_ready());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_loop_waits_for_the_addresses_of_the_node_if_node_ports_depend_on_them() {
+    let start = || {
+        let outputs = Outputs::new(2 * SYNC, NodeEvents::default());
+        let primary = NodePortAddresses::Primary { cidrs: Vec::new() };
+        Daemon::start_serving(primary, outputs, FakeDataplane::default(), None, DetectLocalMode::ClusterCidr)
+    };
+    let daemon = start();
+    list(&daemon, vec![node()]).await;
+    tokio::time::sleep(Duration::from_secs(29)).await;
+    assert_eq!(daemon.calls(), [], "node ports would be served on all addresses");
+    let addresses = vec![(NodeAddressType::InternalIp, testing::ip("192.0.2.1"))];
+    daemon.send(WatchEvent::Nodes(Delta::Apply(Node { addresses, ..node() }))).await;
+    daemon.settle().await;
+    let served = daemon.fake.kernel().content.node.node_port_addresses.clone();
+    assert_eq!(Vec::from_iter(served), [testing::ip("192.0.2.1")]);
+
+    let daemon = start();
+    list(&daemon, vec![node()]).await;
+    tokio::time::sleep(Duration::from_secs(40)).await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"], "it does not wait forever");
+    assert!(daemon.outputs.health.is_ready(), "the Node is there");
 }
 
 #[tokio::test(start_paused = true)]
