@@ -66,10 +66,16 @@ fn sync_bounds() -> Vec<f64> {
     exponential_buckets(0.001, 2.0, 15).collect()
 }
 
-/// Quarter seconds to 0.5, seconds to 59, five seconds to 115, half minutes to 5 minutes.
+/// Zero, which upstream's `MergeBuckets` puts first: a clock may be behind that of the control
+/// plane. Then quarter seconds to 0.5, seconds to 59, five seconds to 115, half minutes to 5 minutes.
 fn programming_bounds() -> Vec<f64> {
     let steps = |first: u16, step: u16, count: u16| (0..count).map(move |n| f64::from(first + n * step));
-    [0.25, 0.5].into_iter().chain(steps(1, 1, 59)).chain(steps(60, 5, 12)).chain(steps(120, 30, 7)).collect()
+    [0.0, 0.25, 0.5]
+        .into_iter()
+        .chain(steps(1, 1, 59))
+        .chain(steps(60, 5, 12))
+        .chain(steps(120, 30, 7))
+        .collect()
 }
 
 /// From 5 milliseconds to a minute.

@@ -2,7 +2,7 @@
 //! shunt's own.
 //!
 //! One sync programs both IP families. Metrics that upstream keeps for each family therefore get
-//! the same observation for each family whose sync succeeded.
+//! the same observation for each family, and those of successful syncs for each that succeeded.
 #![forbid(unsafe_code)]
 
 mod conntrack;
@@ -31,7 +31,7 @@ pub use self::{
 };
 
 use self::{
-    histograms::{Durations, Histograms},
+    histograms::Durations,
     kernel_counts::KernelCountsCollector,
     labels::{Labels, TextLabels, code, ip_family, policy_labels},
     mode_metrics::ModeMetricsCollector,
@@ -134,17 +134,17 @@ impl Metrics {
         self.configuration_refused.set(refused.into());
     }
 
-    /// Counts an event of an object source.
-    pub fn event_received(&self, kind: WatchedKind) {
+    /// Counts an event of an object source, and the objects that it changed.
+    pub fn event_received(&self, kind: WatchedKind, objects: usize) {
         self.watch_events.get_or_create(&[("kind", kind.name())]).inc();
         match kind {
             WatchedKind::Service => {
-                self.service_changes.inc();
-                self.service_changes_pending.inc();
+                self.service_changes.inc_by(objects as u64);
+                self.service_changes_pending.inc_by(gauge_value(objects));
             }
             WatchedKind::EndpointSlice => {
-                self.endpoint_changes.inc();
-                self.endpoint_changes_pending.inc();
+                self.endpoint_changes.inc_by(objects as u64);
+                self.endpoint_changes_pending.inc_by(gauge_value(objects));
             }
             WatchedKind::Node => {}
         }
@@ -161,22 +161,21 @@ impl Metrics {
         set_for_families(&IpFamily::ALL, &self.last_queued, unix_seconds);
     }
 
-    /// Records a successful sync of these families.
-    pub fn sync_succeeded(
-        &self,
-        families: &[IpFamily],
-        extent: SyncExtent,
-        took: Duration,
-        operations: usize,
-        unix_seconds: f64,
-    ) {
+    /// Records how long a sync took, whether it succeeded or not.
+    pub fn sync_ended(&self, extent: SyncExtent, took: Duration) {
         let by_extent = match extent {
             SyncExtent::Full => &self.durations.sync_full,
             SyncExtent::Partial => &self.durations.sync_partial,
         };
-        for histograms in [&self.durations.sync, by_extent] {
-            observe_for_families(families, histograms, took.as_secs_f64());
+        for family in IpFamily::ALL {
+            for histograms in [&self.durations.sync, by_extent] {
+                histograms.get_or_create(&[ip_family(family)]).observe(took.as_secs_f64());
+            }
         }
+    }
+
+    /// Records a successful sync of these families.
+    pub fn sync_succeeded(&self, families: &[IpFamily], operations: usize, unix_seconds: f64) {
         set_for_families(families, &self.last_sync, unix_seconds);
         self.operations.inc_by(operations as u64);
         if families == IpFamily::ALL {
@@ -198,9 +197,9 @@ impl Metrics {
         self.drift.inc_by(operations as u64);
     }
 
-    /// Records the time from a change of endpoints of these families until the kernel had it.
-    pub fn endpoints_programmed(&self, families: &[IpFamily], after: Duration) {
-        observe_for_families(families, &self.durations.programming, after.as_secs_f64());
+    /// Records the time from a change of endpoints of this family until the kernel had it.
+    pub fn endpoints_programmed(&self, family: IpFamily, after: Duration) {
+        self.durations.programming.get_or_create(&[ip_family(family)]).observe(after.as_secs_f64());
     }
 
     /// Records a search of conntrack for stale flows.
@@ -277,12 +276,6 @@ impl Metrics {
                 drop(self.no_local_endpoints.get_or_create(&policy_labels(side, family)));
             }
         }
-    }
-}
-
-fn observe_for_families(families: &[IpFamily], histograms: &Histograms, seconds: f64) {
-    for family in families {
-        histograms.get_or_create(&[ip_family(*family)]).observe(seconds);
     }
 }
 

@@ -25,12 +25,14 @@ fn used_metrics() -> Metrics {
     metrics.mode_broke("nftables");
     metrics.set_map_fill(MapFill { map: "services", entries: 3, capacity: 64 });
     metrics.set_links_displaced(&[DisplacedLink { link: "eth0".into(), by: "other".into() }]);
-    metrics.event_received(WatchedKind::Service);
-    metrics.event_received(WatchedKind::EndpointSlice);
+    metrics.event_received(WatchedKind::Service, 1);
+    metrics.event_received(WatchedKind::EndpointSlice, 1);
     metrics.sync_queued(1.5);
     metrics.sync_failed(&[IpFamily::V6]);
-    metrics.sync_succeeded(&IpFamily::ALL, SyncExtent::Full, Duration::from_millis(3), 7, 2.5);
-    metrics.endpoints_programmed(&IpFamily::ALL, Duration::from_millis(300));
+    metrics.sync_ended(SyncExtent::Full, Duration::from_millis(3));
+    metrics.sync_succeeded(&IpFamily::ALL, 7, 2.5);
+    metrics.endpoints_programmed(IpFamily::V4, Duration::from_millis(300));
+    metrics.endpoints_programmed(IpFamily::V6, Duration::ZERO);
     metrics.set_no_local_endpoints(PolicySide::External, IpFamily::V6, 2);
     metrics.conntrack_cleaned(StaleUdpDeletion {
         family: IpFamily::V4,
@@ -165,7 +167,9 @@ fn samples_have_upstreams_labels() {
     for line in [
         r#"kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1"#,
         r#"kubeproxy_sync_full_proxy_rules_duration_seconds_bucket{le="0.004",ip_family="IPv6"} 1"#,
+        r#"kubeproxy_network_programming_duration_seconds_bucket{le="0",ip_family="IPv4"} 0"#,
         r#"kubeproxy_network_programming_duration_seconds_bucket{le="0.5",ip_family="IPv4"} 1"#,
+        r#"kubeproxy_network_programming_duration_seconds_bucket{le="0",ip_family="IPv6"} 1"#,
         r#"kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family="IPv4"} 4"#,
         r#"kubeproxy_conntrack_reconciler_sync_duration_seconds_count{ip_family="IPv6"} 0"#,
         r#"kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} 2.5"#,
@@ -211,8 +215,9 @@ fn buckets_and_their_text_equal_upstream() {
     ] {
         assert_eq!(bounds(&text, &format!("kubeproxy_{name}")).join(" "), sync_bounds, "{name}");
     }
-    // `LinearBuckets(0.25, 0.25, 2)`, `(1, 1, 59)`, `(60, 5, 12)`, `(120, 30, 7)`
-    let mut programming_bounds = vec!["0.25".to_owned(), "0.5".into()];
+    // `MergeBuckets` begins with a zero: `LinearBuckets(0.25, 0.25, 2)`, `(1, 1, 59)`,
+    // `(60, 5, 12)`, `(120, 30, 7)`.
+    let mut programming_bounds = vec!["0".to_owned(), "0.25".into(), "0.5".into()];
     let steps = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
     programming_bounds.extend(steps.map(|seconds: u32| seconds.to_string()));
     programming_bounds.push("+Inf".into());
@@ -252,7 +257,7 @@ fn scrapers_that_ask_for_openmetrics_get_it() {
 #[test]
 fn histograms_have_native_buckets_in_protobuf_if_they_are_wanted() {
     let native_buckets = |metrics: &Metrics| {
-        metrics.sync_succeeded(&IpFamily::ALL, SyncExtent::Full, Duration::from_millis(3), 7, 2.5);
+        metrics.sync_ended(SyncExtent::Full, Duration::from_millis(3));
         let families = prometheus_protobuf::encode(&metrics.exposition().0).expect("metrics can be written");
         let name = "kubeproxy_sync_proxy_rules_duration_seconds";
         let family = families.into_iter().find(|family| family.name == name).expect("it is written");

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::{
     AddressType, Delta, EndpointSlice, Hints, IpFamily, Name, NamespacedName, PodNames, ServicePortKey,
-    SliceEndpoint, SlicePort, UnixNanos, intern::Interner,
+    SliceEndpoint, SlicePort, TriggerTime, UnixNanos, intern::Interner,
 };
 
 /// Upstream's `EndpointSliceCache`, with the trigger times of `EndpointsChangeTracker`.
@@ -26,11 +26,15 @@ pub(super) struct EndpointSliceCache {
     shared: SharedValues,
     /// The number of endpoints in all slices.
     pub(super) endpoint_count: usize,
-    /// The first complete list came. Changes before it are not part of the programming latency.
+    /// The first complete list came.
     pub(super) is_listed: bool,
+    /// Trigger times until then are ignored, as with upstream: what the first list contains mostly
+    /// happened before this process could program it.
+    pub(super) start: UnixNanos,
     /// The Services whose slices changed since [`Self::checkout_changes`].
     changed: BTreeSet<NamespacedName>,
-    trigger_times: BTreeMap<NamespacedName, Vec<UnixNanos>>,
+    /// Upstream has a tracker for each family.
+    trigger_times: BTreeMap<(NamespacedName, IpFamily), Vec<UnixNanos>>,
 }
 
 /// Values that many slices and endpoints repeat.
@@ -92,19 +96,13 @@ impl EndpointInfo<'_> {
 }
 
 impl EndpointSliceCache {
-    /// Applies a change from a source.
-    pub(super) fn update(&mut self, delta: Delta<EndpointSlice>, strings: &mut Interner<str>) {
-        let is_list = matches!(delta, Delta::Replace(_));
+    /// Applies a change from a source. Returns the number of slices that differ.
+    pub(super) fn update(&mut self, delta: Delta<EndpointSlice>, strings: &mut Interner<str>) -> usize {
+        self.is_listed |= matches!(delta, Delta::Replace(_));
         let (deleted, slices) = delta.split(self.slices.keys(), |slice| &slice.name);
-        for name in deleted {
-            self.set(name, None, None);
-        }
-        for slice in slices {
-            self.apply(slice, strings);
-        }
-        if is_list && !mem::replace(&mut self.is_listed, true) {
-            self.trigger_times.clear();
-        }
+        let deleted = deleted.into_iter().filter(|name| self.set(name, None, None)).count();
+        let applied = slices.into_iter().map(|slice| self.apply(slice, strings));
+        deleted + applied.filter(|differs| *differs).count()
     }
 
     /// Returns the Services whose slices changed since the last call.
@@ -113,8 +111,11 @@ impl EndpointSliceCache {
     }
 
     /// Returns the trigger times of slices that changed since the last call.
-    pub(super) fn checkout_trigger_times(&mut self) -> Vec<UnixNanos> {
-        mem::take(&mut self.trigger_times).into_values().flatten().collect()
+    pub(super) fn checkout_trigger_times(&mut self) -> Vec<TriggerTime> {
+        let times = mem::take(&mut self.trigger_times).into_iter();
+        times
+            .flat_map(|((_, family), times)| times.into_iter().map(move |at| TriggerTime { family, at }))
+            .collect()
     }
 
     /// Returns the Services that have an endpoint with hints.
@@ -172,37 +173,45 @@ impl EndpointSliceCache {
         })
     }
 
-    fn apply(&mut self, slice: EndpointSlice, strings: &mut Interner<str>) {
+    /// Returns true if the slice differs.
+    fn apply(&mut self, slice: EndpointSlice, strings: &mut Interner<str>) -> bool {
         let mut name = slice.name.clone();
         name.namespace.share(strings);
         let trigger_time = slice.last_change_trigger_time;
         let slice = CachedSlice::new(slice, strings, &mut self.shared);
-        self.set(name, slice, trigger_time);
+        self.set(&name, slice, trigger_time)
     }
 
-    fn set(&mut self, name: NamespacedName, current: Option<CachedSlice>, trigger_time: Option<UnixNanos>) {
-        let previous = self.slices.get(&name);
+    /// Returns true if the slice differs.
+    fn set(
+        &mut self,
+        name: &NamespacedName,
+        current: Option<CachedSlice>,
+        trigger_time: Option<UnixNanos>,
+    ) -> bool {
+        let previous = self.slices.get(name);
         if previous == current.as_ref() {
-            return;
+            return false;
         }
-        let owners = [previous, current.as_ref()].map(|slice| slice.map(|slice| slice.service_name(&name)));
-        let [previous_owner, current_owner] = owners;
+        let owner = |slice: &CachedSlice| (slice.service_name(name), slice.family);
+        let [previous_owner, current_owner] = [previous, current.as_ref()].map(|slice| slice.map(owner));
         if previous_owner != current_owner {
-            if let Some(owner) = &previous_owner {
+            if let Some((owner, _)) = &previous_owner {
                 self.unlink(owner, &name.name);
             }
-            if let Some(owner) = &current_owner {
+            if let Some((owner, _)) = &current_owner {
                 self.link(owner, &name.name);
             }
         }
         self.record_trigger_time(previous_owner.as_ref(), current_owner.as_ref(), trigger_time);
-        self.changed.extend(previous_owner.into_iter().chain(current_owner));
+        self.changed.extend(previous_owner.into_iter().chain(current_owner).map(|(service, _)| service));
         self.endpoint_count += current.as_ref().map_or(0, |slice| slice.endpoints.len());
         let previous = match current {
-            Some(slice) => self.slices.insert(name, slice),
-            None => self.slices.remove(&name),
+            Some(slice) => self.slices.insert(name.clone(), slice),
+            None => self.slices.remove(name),
         };
         self.endpoint_count -= previous.map_or(0, |slice| slice.endpoints.len());
+        true
     }
 
     /// Records the trigger time of a slice. Upstream's rule for a slice that is deleted: its time
@@ -210,14 +219,14 @@ impl EndpointSliceCache {
     /// are dropped.
     fn record_trigger_time(
         &mut self,
-        previous: Option<&NamespacedName>,
-        current: Option<&NamespacedName>,
+        previous: Option<&(NamespacedName, IpFamily)>,
+        current: Option<&(NamespacedName, IpFamily)>,
         time: Option<UnixNanos>,
     ) {
         if let Some(previous) = previous.filter(|previous| current != Some(*previous)) {
             self.trigger_times.remove(previous);
         }
-        if let (Some(current), Some(time)) = (current, time) {
+        if let (Some(current), Some(time)) = (current, time.filter(|time| *time > self.start)) {
             self.trigger_times.entry(current.clone()).or_default().push(time);
         }
     }

@@ -41,7 +41,7 @@ pub use resolve::HealthCheck;
 pub use settings::*;
 pub use sloppy::{parse_cidr_sloppy, parse_ip_sloppy};
 pub use snapshot::*;
-pub use state::Model;
+pub use state::{Applied, Model, TriggerTime};
 pub use tunnel::{TunnelView, is_tunnel_address};
 
 pub use crate::net::{

@@ -304,7 +304,7 @@ impl EndpointSlice {
 }
 
 /// A time in nanoseconds since 1970-01-01 UTC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnixNanos(pub u64);
 
 /// The type of an entry of a Node's `status.addresses`.

@@ -28,15 +28,12 @@ impl ServiceChangeTracker {
         Self { ignores_external_ips: settings.ignores_external_ips, ..Self::default() }
     }
 
-    /// Applies a change from a source.
-    pub(super) fn update(&mut self, delta: Delta<Service>, strings: &mut Interner<str>) {
+    /// Applies a change from a source. Returns the number of Services that differ.
+    pub(super) fn update(&mut self, delta: Delta<Service>, strings: &mut Interner<str>) -> usize {
         let (deleted, services) = delta.split(self.services.keys(), |service| &service.name);
-        for name in deleted {
-            self.set(name, None);
-        }
-        for service in services {
-            self.apply(service, strings);
-        }
+        let deleted = deleted.into_iter().map(|name| self.set(name, None)).filter(|differs| *differs).count();
+        let applied = services.into_iter().map(|service| self.apply(service, strings));
+        deleted + applied.filter(|differs| *differs).count()
     }
 
     /// Returns the Service of this name, if this proxy serves it.
@@ -77,7 +74,8 @@ impl ServiceChangeTracker {
         mem::take(&mut self.changes)
     }
 
-    fn apply(&mut self, mut service: Service, strings: &mut Interner<str>) {
+    /// Returns true if the Service differs.
+    fn apply(&mut self, mut service: Service, strings: &mut Interner<str>) -> bool {
         if should_skip(&service) {
             return self.set(service.name, None);
         }
@@ -85,12 +83,13 @@ impl ServiceChangeTracker {
             service.external_ips = Vec::new();
         }
         compact(&mut service, strings);
-        self.set(service.name.clone(), Some(Box::new(service)));
+        self.set(service.name.clone(), Some(Box::new(service)))
     }
 
-    fn set(&mut self, name: NamespacedName, current: Option<Box<Service>>) {
+    /// Returns true if the Service differs.
+    fn set(&mut self, name: NamespacedName, current: Option<Box<Service>>) -> bool {
         if self.services.get(&name) == current.as_ref() {
-            return;
+            return false;
         }
         let replaced = match current {
             Some(service) => self.services.insert(name.clone(), service),
@@ -106,6 +105,7 @@ impl ServiceChangeTracker {
             }
             Entry::Occupied(_) => {}
         }
+        true
     }
 }
 

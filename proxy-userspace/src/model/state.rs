@@ -53,6 +53,24 @@ pub struct Model {
     pod_cidrs_outside_cluster_cidr: Vec<IpNet>,
 }
 
+/// What an event changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// The event may change something for this node. Not all do: every node has a heartbeat.
+    pub is_relevant: bool,
+    /// The number of objects: those of a list that differ, and 1 for any other event.
+    pub objects: usize,
+}
+
+/// When something happened that changed the endpoints of a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TriggerTime {
+    /// The family of the endpoints.
+    pub family: IpFamily,
+    /// The time.
+    pub at: UnixNanos,
+}
+
 /// The link on which kube-proxy's ipvs mode has all cluster IPs.
 const LINK_OF_IPVS: &str = "kube-ipvs0";
 
@@ -84,19 +102,30 @@ impl Model {
         Self { services: ServiceChangeTracker::new(&settings), settings, ..Self::default() }
     }
 
-    /// Applies an event. [`Self::resolve`] resolves it later. Returns false if it changes nothing for
-    /// this node: every node has a heartbeat.
-    pub fn apply(&mut self, event: WatchEvent) -> bool {
+    /// Ignores the trigger times of changes until this time.
+    pub fn ignore_trigger_times_until(&mut self, start: UnixNanos) {
+        self.slices.start = start;
+    }
+
+    /// Applies an event. [`Self::resolve`] resolves it later.
+    pub fn apply(&mut self, event: WatchEvent) -> Applied {
+        let mut applied = Applied { is_relevant: true, objects: 1 };
         match event {
-            WatchEvent::Nodes(delta) => return self.apply_node(delta),
+            WatchEvent::Nodes(delta) => applied.is_relevant = self.apply_node(delta),
             WatchEvent::Services(delta) => {
-                self.listed.services |= matches!(delta, Delta::Replace(_));
-                self.services.update(delta, &mut self.strings);
+                let is_list = matches!(delta, Delta::Replace(_));
+                self.listed.services |= is_list;
+                let differing = self.services.update(delta, &mut self.strings);
+                applied.objects = if is_list { differing } else { 1 };
             }
-            WatchEvent::EndpointSlices(delta) => self.slices.update(delta, &mut self.strings),
+            WatchEvent::EndpointSlices(delta) => {
+                let is_list = matches!(delta, Delta::Replace(_));
+                let differing = self.slices.update(delta, &mut self.strings);
+                applied.objects = if is_list { differing } else { 1 };
+            }
             WatchEvent::ServiceCidrs(delta) => self.apply_service_cidrs(delta),
         }
-        true
+        applied
     }
 
     /// Sets the kernel's facts about this node.
@@ -201,9 +230,9 @@ impl Model {
     }
 
     /// Returns the last-change-trigger-times of slices that changed since the last call, for the
-    /// metric of the network programming latency. Slices of the first list and deleted slices do
-    /// not count. Call this after each [`Self::resolve`].
-    pub fn take_trigger_times(&mut self) -> Vec<UnixNanos> {
+    /// metric of the network programming latency. Deleted slices do not count. Call this after each
+    /// [`Self::resolve`].
+    pub fn take_trigger_times(&mut self) -> Vec<TriggerTime> {
         self.slices.checkout_trigger_times()
     }
 

@@ -244,7 +244,7 @@ mod tests {
     fn heartbeats_of_other_nodes_change_nothing() {
         let other = || dsr_node("n2", &["192.168.57.12:4790"]);
         let mut model = model(Some(4_790), vec![node(THIS_NODE), other()]);
-        let mut apply = |node| model.apply(WatchEvent::Nodes(Delta::Apply(node)));
+        let mut apply = |node| model.apply(WatchEvent::Nodes(Delta::Apply(node))).is_relevant;
         assert!(!apply(Node { being_deleted: true, ..other() }));
         assert!(!apply(node("n4")));
         assert!(apply(dsr_node("n4", &["192.168.57.14:4790"])));

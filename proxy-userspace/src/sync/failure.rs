@@ -68,7 +68,7 @@ impl SyncLoop {
         let error = with_causes(error);
         tracing::debug!(error, ?retry_in, "service ports are left out");
         self.outputs.status.task_failed(SyncTask::Program, error);
-        self.report(extent, took, *operations);
+        self.report(*operations);
         if *operations > 0 || is_first {
             self.log_sync(Instant::now(), took, *operations);
         }
@@ -116,7 +116,7 @@ impl SyncLoop {
         match scope {
             FailureScope::Family(_) => {
                 self.outputs.health.queued(&failed);
-                self.report(extent, Instant::now() - started, 0);
+                self.report(0);
             }
             FailureScope::Node | FailureScope::ServicePorts => {
                 self.outputs.health.part_failed();

@@ -31,8 +31,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    conflicts::Conflicts, failure::Failure, inspection::ProgrammedTimes, left_out_ports::LeftOutPorts,
-    no_local_endpoints::NoLocalEndpoints, node_wait::NodeWait, report::unix_now, schedule::Schedule,
+    conflicts::Conflicts,
+    failure::Failure,
+    inspection::ProgrammedTimes,
+    left_out_ports::LeftOutPorts,
+    no_local_endpoints::NoLocalEndpoints,
+    node_wait::NodeWait,
+    report::{now, unix_now},
+    schedule::Schedule,
 };
 pub use self::{
     inspection::{Inspected, Inspector, NoAnswer, Request, TraceEnd},
@@ -44,7 +50,7 @@ use crate::{
     dataplane::{FailureScope, Mode, RenderError, Renderer, ebpf::TracingPrograms},
     health::{HealthChecks, ProxyHealth, Status, SyncTask},
     metrics::{Metrics, SyncExtent, WatchedKind},
-    model::{Dirty, IpFamily, Model, ModelSettings, NodeFacts, UnixNanos, WatchEvent},
+    model::{Dirty, IpFamily, Model, ModelSettings, NodeFacts, TriggerTime, WatchEvent},
     node::NodeEvents,
 };
 
@@ -162,7 +168,7 @@ pub struct SyncLoop {
     node_wait: NodeWait,
     failure: Failure,
     last_full_read: Option<Instant>,
-    trigger_times: Vec<UnixNanos>,
+    trigger_times: Vec<TriggerTime>,
     last_logged: Option<Instant>,
     exchanges_programs: bool,
 }
@@ -175,11 +181,15 @@ impl SyncLoop {
         outputs: Outputs,
         shutdown: CancellationToken,
     ) -> Self {
+        let (node_wait, left_out_ports) =
+            (NodeWait::new(&model, periods.wait_for_node), LeftOutPorts::new(model.node_name.to_string()));
+        let mut model = Model::new(model);
+        model.ignore_trigger_times_until(now());
         Self {
-            node_wait: NodeWait::new(&model, periods.wait_for_node),
-            left_out_ports: LeftOutPorts::new(model.node_name.to_string()),
+            node_wait,
+            left_out_ports,
             programmed: ProgrammedTimes::default(),
-            model: Model::new(model),
+            model,
             renderer,
             outputs,
             shutdown,
@@ -300,10 +310,11 @@ impl SyncLoop {
             WatchEvent::Nodes(_) => Some(WatchedKind::Node),
             WatchEvent::ServiceCidrs(_) => None,
         };
+        let applied = self.model.apply(event);
         if let Some(kind) = kind {
-            self.outputs.metrics.event_received(kind);
+            self.outputs.metrics.event_received(kind, applied.objects);
         }
-        if self.model.apply(event) {
+        if applied.is_relevant {
             self.queue();
         }
     }
@@ -340,6 +351,7 @@ impl SyncLoop {
             dirty.all || due == SyncExtent::Full || self.schedule.due(started) == Some(SyncExtent::Full);
         let extent = if is_full { SyncExtent::Full } else { SyncExtent::Partial };
         let rendered = self.render(extent, &dirty);
+        self.outputs.metrics.sync_ended(extent, Instant::now() - started);
         let map_fill = self.renderer.map_fill();
         for fill in &map_fill {
             self.outputs.metrics.set_map_fill(*fill);

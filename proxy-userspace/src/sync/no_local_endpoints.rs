@@ -49,7 +49,8 @@ impl NoLocalEndpoints {
     }
 }
 
-/// Counts as upstream does: the external policy needs an external address.
+/// Counts service ports, as upstream's modes iptables and nftables do. Upstream also counts the
+/// external policy of a Service that has no external address yet, where nothing is dropped.
 fn lacks_local_endpoints(port: &ResolvedPort, side: PolicySide) -> bool {
     let is_local = match side {
         PolicySide::Internal => port.internal_policy == TrafficPolicy::Local,

@@ -11,7 +11,7 @@ use super::{Outputs, SyncLoop};
 use crate::{
     health::{HealthChecks, ListenOn, NodeObject},
     metrics::SyncExtent,
-    model::{Dirty, IpFamily, NodeView, UnixNanos},
+    model::{Dirty, IpFamily, NodeView, TriggerTime, UnixNanos},
 };
 
 /// Syncs that follow each other faster are logged at level debug.
@@ -31,7 +31,7 @@ impl SyncLoop {
         let has_recovered = self.may_end_failure(extent) && self.end_failure();
         let is_first = !self.outputs.health.is_programmed();
         self.schedule.succeeded(started, extent, dirty.is_empty());
-        self.report(extent, took, operations);
+        self.report(operations);
         if has_recovered {
             tracing::info!("programming the kernel works again: all Services are served");
         } else if extent == SyncExtent::Full && !is_first && dirty.is_empty() && operations > 0 {
@@ -53,12 +53,15 @@ impl SyncLoop {
     }
 
     /// Reports a successful sync of all families that do not fail.
-    pub(super) fn report(&mut self, extent: SyncExtent, took: Duration, operations: usize) {
+    pub(super) fn report(&mut self, operations: usize) {
         let now = unix_now();
         let (metrics, families) = (&self.outputs.metrics, served_families(self.failure.family));
-        metrics.sync_succeeded(families, extent, took, operations, now.as_secs_f64());
-        for UnixNanos(changed) in self.trigger_times.drain(..) {
-            metrics.endpoints_programmed(families, now.saturating_sub(Duration::from_nanos(changed)));
+        metrics.sync_succeeded(families, operations, now.as_secs_f64());
+        // As with upstream, changes of a family that fails do not count later.
+        for TriggerTime { family, at } in
+            self.trigger_times.drain(..).filter(|t| families.contains(&t.family))
+        {
+            metrics.endpoints_programmed(family, now.saturating_sub(Duration::from_nanos(at.0)));
         }
         self.report_served();
     }

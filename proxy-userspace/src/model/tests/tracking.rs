@@ -178,27 +178,40 @@ fn unchanged_ports_stay_the_same_in_memory() {
 }
 
 #[test]
-fn trigger_times_are_those_of_changes_after_the_first_list() {
+fn trigger_times_are_those_of_changes_after_the_start() {
     let timed = |slice: EndpointSlice, time| EndpointSlice {
         last_change_trigger_time: Some(UnixNanos(time)),
         ..slice
     };
-    let mut model = model(vec![web()], vec![timed(web_slice(), 1)], vec![]);
-    assert_eq!(model.take_trigger_times(), []);
+    let v4 = |time| TriggerTime { family: IpFamily::V4, at: UnixNanos(time) };
+    let mut model = model(vec![web()], vec![], vec![]);
+    model.ignore_trigger_times_until(UnixNanos(1));
+    apply_slice(&mut model, timed(web_slice(), 1));
+    assert_eq!(model.take_trigger_times(), [], "the change is older than the process");
     apply_slice(&mut model, timed(web_slice(), 2));
     assert_eq!(model.take_trigger_times(), [], "only the time changed");
 
     let smaller = || slice("a/s1", "x", vec![endpoint("10.244.1.1")]);
     apply_slice(&mut model, timed(smaller(), 3));
     apply_slice(&mut model, timed(slice("a/s2", "y", vec![endpoint("10.244.1.2")]), 4));
-    assert_eq!(model.take_trigger_times(), [3, 4].map(UnixNanos));
+    assert_eq!(model.take_trigger_times(), [3, 4].map(v4));
     assert_eq!(model.take_trigger_times(), []);
 
     model.apply(WatchEvent::EndpointSlices(Delta::Apply(timed(web_slice(), 5))));
     model.apply(WatchEvent::EndpointSlices(Delta::Delete(namespaced("a/s1"))));
     assert_eq!(model.take_trigger_times(), [], "a deleted slice drops the times of its Service");
     model.apply(WatchEvent::EndpointSlices(Delta::Replace(vec![timed(smaller(), 6)])));
-    assert_eq!(model.take_trigger_times(), [UnixNanos(6)], "later lists contain changes");
+    assert_eq!(model.take_trigger_times(), [v4(6)], "lists contain changes");
+
+    let in_v6 = |name: &str, last, time| {
+        let endpoints = vec![endpoint(&format!("fd44::{last}"))];
+        let slice = EndpointSlice { address_type: AddressType::Ipv6, ..slice(name, "x", endpoints) };
+        WatchEvent::EndpointSlices(Delta::Apply(timed(slice, time)))
+    };
+    model.apply(in_v6("a/s6", 1, 7));
+    model.apply(WatchEvent::EndpointSlices(Delta::Delete(namespaced("a/s1"))));
+    let v6 = TriggerTime { family: IpFamily::V6, at: UnixNanos(7) };
+    assert_eq!(model.take_trigger_times(), [v6], "the families are separate");
 }
 
 #[test]

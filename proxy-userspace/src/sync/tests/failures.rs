@@ -23,6 +23,20 @@ async fn a_retry_starts_from_what_the_kernel_really_holds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_failed_sync_has_a_duration() {
+    let daemon = Daemon::synced().await;
+    let syncs = || -> usize {
+        let name = "kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"}";
+        daemon.metric(name).parse().expect("a number")
+    };
+    let before = syncs();
+    daemon.fake.kernel().failures_left = 1;
+    daemon.send(endpoint_is("10.0.0.2")).await;
+    daemon.settle().await;
+    assert_eq!((daemon.calls(), syncs()), (vec![Call::FailedApply], before + 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn only_a_whole_failure_breaks_the_mode() {
     let daemon = Daemon::synced().await;
     daemon.fake.kernel().is_full = true;

@@ -17,7 +17,7 @@ use crate::{
     },
     model::{
         Balance, Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, Node, NodePortAddresses,
-        Protocol, Service, ServiceType, TrafficPolicy, XdpPolicy, testing,
+        Protocol, Service, ServiceType, TrafficPolicy, UnixNanos, XdpPolicy, testing,
     },
 };
 
@@ -274,6 +274,26 @@ async fn events_that_change_nothing_do_not_touch_the_kernel() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn changes_are_counted_by_objects_and_not_by_lists() {
+    let daemon = Daemon::synced().await;
+    let count = |kind| daemon.metric(&format!("kubeproxy_sync_proxy_rules_{kind}_changes_total"));
+    assert_eq!([count("service"), count("endpoint")], ["1", "1"]);
+    let services = ["a", "b", "c"].map(|name| service(name, &format!("10.96.0.{}", name.as_bytes()[0])));
+    daemon.send(WatchEvent::Services(Delta::Replace(services.to_vec()))).await;
+    daemon.send(WatchEvent::EndpointSlices(Delta::Replace(vec![slice("b", "10.0.0.2")]))).await;
+    daemon.settle().await;
+    // One Service and two new ones; one slice is new and one is gone.
+    assert_eq!([count("service"), count("endpoint")], ["4", "3"]);
+    daemon.send(WatchEvent::Services(Delta::Replace(services.to_vec()))).await;
+    daemon.settle().await;
+    assert_eq!(count("service"), "4", "the list is the same");
+    daemon.send(WatchEvent::Services(Delta::Apply(services[0].clone()))).await;
+    daemon.settle().await;
+    assert_eq!(count("service"), "5", "a watch sends only objects that changed");
+    assert_eq!(daemon.metric("shunt_watch_events_total{kind=\"Service\"}"), "4");
+}
+
+#[tokio::test(start_paused = true)]
 async fn drift_is_repaired_at_sync_period() {
     let daemon = Daemon::synced().await;
     daemon.fake.kernel().content.ports.clear();
@@ -340,17 +360,18 @@ async fn the_end_of_all_sources_is_an_error() {
 #[tokio::test(start_paused = true)]
 async fn the_time_from_a_change_to_the_kernel_is_measured() {
     let daemon = Daemon::synced().await;
-    let mut slice = slice("a", "10.0.0.2");
-    let nanos = u64::try_from(unix_now().saturating_sub(Duration::from_secs(3)).as_nanos()).unwrap();
-    slice.last_change_trigger_time = Some(UnixNanos(nanos));
-    daemon.send(WatchEvent::EndpointSlices(Delta::Apply(slice))).await;
-    daemon.settle().await;
-    let bucket = |le| {
-        daemon.metric(&format!(
-            r#"kubeproxy_network_programming_duration_seconds_bucket{{le="{le}",ip_family="IPv4"}}"#
-        ))
+    let count = |family| {
+        let name = "kubeproxy_network_programming_duration_seconds_count";
+        daemon.metric(&format!("{name}{{ip_family=\"{family}\"}}"))
     };
-    assert_eq!((bucket("2"), bucket("+Inf")), ("0".into(), "1".into()));
+    let before = UnixNanos(now().0 - 60_000_000_000);
+    for (address, changed, expected) in [("10.0.0.2", before, "0"), ("10.0.0.3", now(), "1")] {
+        let slice = EndpointSlice { last_change_trigger_time: Some(changed), ..slice("a", address) };
+        daemon.send(WatchEvent::EndpointSlices(Delta::Apply(slice))).await;
+        daemon.settle().await;
+        assert_eq!(count("IPv4"), expected, "a change before the start does not count");
+        assert_eq!(count("IPv6"), "0", "the other family has not changed");
+    }
 }
 
 #[tokio::test(start_paused = true)]
