@@ -26,7 +26,7 @@ pub(crate) use local::is_trusted;
 pub use local::serve_local;
 pub use node_report::{NodeReport, ReportedMap};
 pub use proxy_health::{NodeObject, ProxyHealth};
-pub use routes::{healthz_routes, metrics_routes};
+pub use routes::{healthz_routes, metrics_routes, scrape_routes};
 #[cfg(feature = "fuzzing")]
 pub use server::answer_bytes;
 pub use service_health::{HealthChecks, ListenOn, PortFailureEvents, serve_health_checks};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     Json, Router,
-    extract::State,
+    extract::{Query, State},
     http::{HeaderMap, HeaderName, StatusCode, header},
     response::{IntoResponse, Response},
     routing::{any, get},
@@ -44,23 +44,31 @@ fn answer(report: Report) -> Response {
     (status(report.ok), [NO_SNIFF], Json(report)).into_response()
 }
 
-/// Returns `/metrics`, `/metrics/slis`, `/proxyMode`, and a `/healthz` that only shows that this
-/// server answers, as upstream has it.
+/// The answer of the metrics server's `/healthz` to a query with `verbose`.
+const EACH_CHECK: &str = "[+]ping ok\nhealthz check passed\n";
+
+/// Returns the routes of the metrics server: [`scrape_routes`], and a `/healthz` that only shows
+/// that this server answers, as upstream has it (`InstallHandler` in
+/// `apiserver/pkg/server/healthz`).
 pub fn metrics_routes(metrics: &Metrics) -> Router {
+    let ping_metrics = metrics.clone();
+    let ping = move |Query(query): Query<Vec<(String, String)>>| async move {
+        ping_metrics.ping_answered();
+        let is_verbose = query.iter().any(|(name, _)| name == "verbose");
+        ([NO_SNIFF], if is_verbose { EACH_CHECK } else { "ok" })
+    };
+    scrape_routes(metrics).route("/healthz", any(ping)).route("/healthz/ping", any(|| async { "ok" }))
+}
+
+/// Returns `/metrics`, `/metrics/slis` and `/proxyMode`.
+pub fn scrape_routes(metrics: &Metrics) -> Router {
     let scrape_route = |path, exposition| {
         Router::new().route(path, get(scrape)).with_state(Arc::new(Mutex::new(exposition)))
     };
-    let (mode_metrics, ping_metrics) = (metrics.clone(), metrics.clone());
+    let mode_metrics = metrics.clone();
     scrape_route("/metrics", metrics.exposition())
         .merge(scrape_route("/metrics/slis", metrics.indicators()))
         .route("/proxyMode", get(move || async move { ([NO_SNIFF], mode_metrics.mode()) }))
-        .route(
-            "/healthz",
-            get(move || async move {
-                ping_metrics.ping_answered();
-                ([NO_SNIFF], "ok")
-            }),
-        )
 }
 
 /// Answers a scrape. Scrapes run one at a time, even if the client of an earlier scrape has gone.

@@ -231,7 +231,15 @@ async fn the_metrics_server_has_metrics_slis_proxy_mode_and_healthz() {
     );
     let mode = get(address, "/proxyMode").await.unwrap();
     assert_eq!((mode.status, mode.body.as_str()), (200, "ebpf"));
-    assert_eq!(get(address, "/healthz").await.unwrap().body, "ok");
+    for (path, body) in [
+        ("/healthz", "ok"),
+        ("/healthz/ping", "ok"),
+        ("/healthz?verbose", "[+]ping ok\nhealthz check passed\n"),
+        ("/healthz?verbose=1&verbose", "[+]ping ok\nhealthz check passed\n"),
+    ] {
+        let answer = get(address, path).await.unwrap();
+        assert_eq!((answer.status, answer.body.as_str()), (200, body), "{path}");
+    }
     let indicators = get(address, "/metrics/slis").await.unwrap().body;
     let ping = "kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1";
     assert!(indicators.lines().any(|line| line == ping), "{indicators}");

@@ -348,7 +348,7 @@ fn start_local_endpoint(
 /// Returns the pages of the HTTP servers for bug reports, whatever the servers serve.
 fn local_pages(Outputs { metrics, status, health, .. }: &Outputs, introspection: Introspection) -> Router {
     let introspection = Introspection { statusz: true, debugging: None, ..introspection };
-    health::metrics_routes(metrics)
+    health::scrape_routes(metrics)
         .merge(health::introspection_routes(introspection))
         .merge(health::healthz_routes(health.clone(), metrics.clone(), status.clone()))
 }

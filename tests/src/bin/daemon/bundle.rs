@@ -110,6 +110,8 @@ fn check(node: &TestNode, setup: &Setup, when: &str, expected: &[&str]) -> Resul
         let text = fs::read_to_string(&file).with_context(|| format!("{when}: {name}: {printed}"))?;
         let may_be_empty = name.starts_with("get/") || *name == "errors.txt";
         ensure!(!text.is_empty() || may_be_empty, "{when}: {name} is empty");
+        let is_health = *name != "healthz.txt" || text.contains("nodeEligible");
+        ensure!(is_health, "{when}: {name} says nothing about the node: {text}");
     }
     let search = format!("grep -rl {HIDDEN} {}/shunt-bundle || true", directory.display());
     let redacted = fs::read_to_string(directory.join("shunt-bundle/netfilter/nft.txt"))?;
