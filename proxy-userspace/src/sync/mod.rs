@@ -11,6 +11,7 @@ mod conflicts;
 mod displaced;
 mod failure;
 mod inspection;
+mod kernel_reads;
 mod left_out;
 mod left_out_ports;
 mod no_local_endpoints;
@@ -34,6 +35,7 @@ use self::{
     conflicts::Conflicts,
     failure::Failure,
     inspection::ProgrammedTimes,
+    kernel_reads::KernelReads,
     left_out_ports::LeftOutPorts,
     no_local_endpoints::NoLocalEndpoints,
     node_wait::NodeWait,
@@ -56,9 +58,6 @@ use crate::{
 
 /// The most events taken in before the next sync. A source that never pauses cannot delay it.
 const MAX_EVENTS_PER_TURN: usize = 4096;
-/// How often modes that otherwise only check the kernel every `syncPeriod` read all of it:
-/// upstream's `FullSyncPeriod`.
-const FULL_READ_PERIOD: Duration = Duration::from_hours(1);
 
 /// The reason why the loop ended, other than a shutdown.
 #[derive(Debug, thiserror::Error)]
@@ -167,7 +166,7 @@ pub struct SyncLoop {
     programmed: ProgrammedTimes,
     node_wait: NodeWait,
     failure: Failure,
-    last_full_read: Option<Instant>,
+    kernel_reads: KernelReads,
     trigger_times: Vec<TriggerTime>,
     last_logged: Option<Instant>,
     exchanges_programs: bool,
@@ -197,7 +196,7 @@ impl SyncLoop {
             no_local_endpoints: NoLocalEndpoints::default(),
             conflicts: Conflicts::default(),
             failure: Failure::default(),
-            last_full_read: None,
+            kernel_reads: KernelReads::default(),
             trigger_times: Vec::new(),
             last_logged: None,
             exchanges_programs: false,
@@ -217,6 +216,7 @@ impl SyncLoop {
     ) -> Result<(), SyncError> {
         let shutdown = self.shutdown.clone();
         self.take_facts(&mut inputs.node_facts);
+        self.kernel_reads.read_ahead(&mut *self.renderer);
         loop {
             let wake = self.schedule.wake_at().into_iter().chain(self.node_wait.wake_at()).min();
             tokio::select! {
@@ -413,12 +413,7 @@ impl SyncLoop {
             SyncExtent::Partial if dirty.is_empty() => Ok(0),
             SyncExtent::Partial => self.renderer.render(self.model.snapshot(), dirty),
             SyncExtent::Full => {
-                let is_old = |at: Instant| at.elapsed() >= FULL_READ_PERIOD;
-                if self.last_full_read.is_none_or(is_old) {
-                    self.renderer.invalidate();
-                    self.last_full_read = Some(Instant::now());
-                }
-                self.renderer.observe()?;
+                self.kernel_reads.read(&mut *self.renderer)?;
                 let is_current = self.renderer.is_current() && !dirty.all;
                 let everything =
                     if is_current { Dirty { node: true, ..dirty.clone() } } else { Dirty::everything() };

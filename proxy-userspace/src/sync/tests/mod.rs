@@ -224,13 +224,27 @@ async fn nothing_is_programmed_before_lists_and_addresses_are_complete() {
         daemon.settle().await;
     }
     tokio::time::sleep(3 * SYNC).await;
-    assert_eq!(daemon.calls(), []);
+    assert_eq!(daemon.calls(), [Call::Observe], "at the start");
     assert!(!daemon.outputs.health.is_programmed() && daemon.outputs.health.is_live());
     daemon.send_facts();
     daemon.settle().await;
-    assert!(matches!(daemon.calls()[..], [Call::Observe, Call::Apply(_)]), "{:?}", daemon.calls());
+    let calls = daemon.calls();
+    assert!(matches!(calls[..], [Call::Observe, Call::Observe, Call::Apply(_)]), "{calls:?}");
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
     assert!(daemon.outputs.health.is_programmed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn kernel_is_read_while_the_objects_are_on_their_way() {
+    let daemon = Daemon::start(FakeDataplane::default());
+    daemon.settle().await;
+    assert_eq!(daemon.calls(), [Call::Observe]);
+    daemon.send_facts();
+    for event in lists() {
+        daemon.send(event).await;
+    }
+    daemon.settle().await;
+    assert!(matches!(daemon.calls()[..], [Call::Observe, Call::Apply(_)]), "{:?}", daemon.calls());
 }
 
 #[tokio::test(start_paused = true)]
@@ -381,7 +395,7 @@ async fn a_certain_dataplane_is_read_every_hour() {
     daemon.fake.kernel().content.ports.clear();
     tokio::time::sleep(10 * SYNC).await;
     assert_eq!(daemon.endpoints("a"), [""; 0]);
-    tokio::time::sleep(FULL_READ_PERIOD).await;
+    tokio::time::sleep(kernel_reads::FULL_READ_PERIOD).await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
 }
 

@@ -20,7 +20,7 @@ async fn list(daemon: &Daemon, nodes: Vec<Node>) {
 async fn the_loop_waits_for_the_node_for_a_while() {
     let daemon = Daemon::start(FakeDataplane::default());
     list(&daemon, Vec::new()).await;
-    assert_eq!(daemon.calls(), []);
+    assert_eq!(daemon.calls(), [Call::Observe], "nothing is programmed");
     daemon.send(WatchEvent::Nodes(Delta::Apply(node()))).await;
     daemon.settle().await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
@@ -28,7 +28,7 @@ async fn the_loop_waits_for_the_node_for_a_while() {
     let daemon = Daemon::start(FakeDataplane::default());
     list(&daemon, Vec::new()).await;
     tokio::time::sleep(Duration::from_secs(29)).await;
-    assert_eq!(daemon.calls(), []);
+    assert_eq!(daemon.calls(), [Call::Observe], "nothing is programmed");
     // The wait is checked every ten seconds.
     tokio::time::sleep(Duration::from_secs(11)).await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
@@ -54,7 +54,7 @@ async fn the_loop_waits_for_the_addresses_of_the_node_if_node_ports_depend_on_th
     let daemon = start();
     list(&daemon, vec![node()]).await;
     tokio::time::sleep(Duration::from_secs(29)).await;
-    assert_eq!(daemon.calls(), [], "node ports would be served on all addresses");
+    assert_eq!(daemon.calls(), [Call::Observe], "node ports would be served on all addresses");
     let addresses = vec![(NodeAddressType::InternalIp, testing::ip("192.0.2.1"))];
     daemon.send(WatchEvent::Nodes(Delta::Apply(Node { addresses, ..node() }))).await;
     daemon.settle().await;
@@ -88,7 +88,7 @@ async fn pod_cidrs_are_awaited_and_must_not_change() {
     let daemon = Daemon::start_with(FakeDataplane::default(), None, DetectLocalMode::NodeCidr);
     list(&daemon, vec![node()]).await;
     tokio::time::sleep(Duration::from_mins(2)).await;
-    assert_eq!(daemon.calls(), []);
+    assert_eq!(daemon.calls(), [Call::Observe], "nothing is programmed");
     daemon.send(WatchEvent::Nodes(Delta::Apply(with_pod_cidrs(&["10.244.1.0/24"])))).await;
     daemon.settle().await;
     assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
