@@ -13,7 +13,7 @@ use std::{
 use proxy_userspace::{
     causes::with_causes,
     config::{Config, Environment, Flags, LogFormat},
-    kernel::{command::Launcher, process_memory, restart::restart},
+    kernel::{command::Launcher, hangup::Hangups, process_memory, restart::restart},
 };
 use tokio::runtime::{self, Runtime};
 use tokio_util::sync::CancellationToken;
@@ -96,7 +96,10 @@ fn run_proxy(flags: Flags) -> ExitCode {
 /// the kernel drops a signal to the first process of a container unless the process waits for it.
 fn start_runtime(shutdown: &CancellationToken) -> anyhow::Result<Runtime> {
     run::cancel_on_signal(shutdown.clone())?;
-    Ok(runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?)
+    let runtime = runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
+    // A SIGHUP must not end the process before something waits for it.
+    runtime.block_on(async { Hangups::listen() })?;
+    Ok(runtime)
 }
 
 fn run_daemon(

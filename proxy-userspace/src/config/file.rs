@@ -100,6 +100,14 @@ impl FileWatcher {
         }
     }
 
+    /// Reads the file now. Its text is no change any more for [`Self::next`].
+    pub fn read(&mut self) -> Result<ConfigFile, ConfigError> {
+        let file = ConfigFile::read(&self.last.path)?;
+        self.last = file.clone();
+        self.has_failed = false;
+        Ok(file)
+    }
+
     /// Waits until nobody writes to the file, and returns its stamp.
     async fn settled_stamp(&self) -> Option<Stamp> {
         let mut stamp = Stamp::of(&self.last.path).ok();

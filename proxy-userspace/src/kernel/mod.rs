@@ -16,6 +16,7 @@ pub mod foreign_filters;
 pub mod forwarding_changes;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+pub mod hangup;
 pub mod ipset;
 pub mod iptables;
 pub mod ipvs;

@@ -4,7 +4,7 @@ use std::{env, ffi::CString, fs, io, os::unix::ffi::OsStringExt as _, path::Path
 
 use nix::unistd::execv;
 
-use super::{KernelError, cpu_profile};
+use super::{KernelError, cpu_profile, hangup};
 
 /// Replaces this process by the same program with the same arguments and environment. The process
 /// number stays the same, so a container runtime does not see an exit. All open files are closed.
@@ -18,6 +18,9 @@ pub fn restart() -> KernelError {
         env::args_os().map(|argument| CString::new(argument.into_vec())).collect();
     let path = CString::new(program.clone().into_os_string().into_vec());
     cpu_profile::stop_timer();
+    if let Err(error) = hangup::hold() {
+        tracing::debug!(%error, "a SIGHUP during the restart ends shunt");
+    }
     let error = match (path, arguments) {
         (Ok(path), Ok(arguments)) => match execv(&path, &arguments) {
             Ok(never) => match never {},

@@ -179,7 +179,7 @@ pub(super) fn backstop_works(config: &Config, launcher: &Launcher) -> bool {
 }
 
 /// Probes the kernel. Returns a sentence on what the mode lacks, or `None` if it lacks nothing.
-fn missing(config: &Config, launcher: &Launcher) -> Option<String> {
+pub(super) fn missing(config: &Config, launcher: &Launcher) -> Option<String> {
     let mode = config.mode;
     let evaluation = probe::evaluate(&kernel::probe::facts(launcher, &config.ebpf.pin_dir));
     let support = evaluation.modes.into_iter().find(|support| support.mode == mode)?;

@@ -11,6 +11,7 @@ mod other_proxy;
 mod others;
 mod reload;
 mod sources;
+mod start_check;
 mod takeover;
 mod top;
 mod trace;
@@ -95,7 +96,7 @@ pub(crate) async fn run(
     };
     let mut endpoints = Tasks::new();
     let mut broken = Vec::new();
-    let mut reload = Reload::new(&choice, Arc::clone(&set_log_filter), &outputs);
+    let mut reload = Reload::new(&choice, Arc::clone(&set_log_filter), &outputs)?;
     let introspection = introspection(&choice, &outputs, reload.effective.subscribe(), set_log_filter);
     let inspector = start_endpoints(&choice, &outputs, introspection, &mut endpoints);
     loop {

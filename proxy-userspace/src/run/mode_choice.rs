@@ -39,6 +39,16 @@ impl ModeChoice {
         launcher: Launcher,
     ) -> Result<Self, ConfigError> {
         let config = Config::load(&flags, &environment)?;
+        Self::of(config, flags, environment, launcher)
+    }
+
+    /// Does the same with a configuration that was loaded from `flags` and `environment`.
+    pub(super) fn of(
+        config: Config,
+        flags: Flags,
+        environment: Environment,
+        launcher: Launcher,
+    ) -> Result<Self, ConfigError> {
         let broken = Vec::new();
         let why = "as configured".into();
         let pods = PodReader::default();

@@ -28,7 +28,7 @@ mod tests;
 mod watcher;
 mod yaml;
 
-use std::{io, path::PathBuf};
+use std::{fs, io, path::PathBuf};
 
 use tokio::{
     sync::{mpsc::Sender, watch},
@@ -71,12 +71,25 @@ impl ManifestSource {
         self.status.subscribe()
     }
 
+    /// Checks what [`Self::run`] needs at its start.
+    ///
+    /// # Errors
+    /// Returns an error if the directory cannot be read and watched.
+    pub fn check(&self) -> Result<(), WatchError> {
+        let watched = DirectoryWatcher::new(self.dir.clone()).map(drop);
+        watched.and_then(|()| fs::read_dir(&self.dir).map(drop)).map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: io::Error) -> WatchError {
+        WatchError::ManifestDir { path: self.dir.clone(), source }
+    }
+
     /// Sends the directory's objects, then their changes, until the receiver is gone.
     ///
     /// # Errors
     /// Returns an error only if the directory cannot be read and watched at the start.
     pub async fn run(self, tx: Sender<WatchEvent>) -> Result<(), WatchError> {
-        let failed = |source| WatchError::ManifestDir { path: self.dir.clone(), source };
+        let failed = |source| self.failed(source);
         let mut watcher = DirectoryWatcher::new(self.dir.clone()).map_err(failed)?;
         let changes = Changes { all: true, ..Changes::default() };
         let (mut directory, loaded) = update(Directory::new(self.dir.clone()), changes).await;

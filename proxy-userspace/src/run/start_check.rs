@@ -1,0 +1,86 @@
+//! Checks in the running process what a start with a changed configuration would refuse: a restart
+//! would end this process.
+
+use std::net::SocketAddr;
+
+use proxy_userspace::{
+    config::{Config, ObjectSource},
+    dataplane::Mode,
+    health::{self, BindError},
+    kernel::{KernelError, bpf::PinDir, cgroup::Cgroup},
+    net::ProxyVariables,
+    watch::{self, ManifestSource, WatchError, ignore_api_requests},
+};
+use tokio::task;
+
+use super::{ModeChoice, dataplane};
+
+/// Fails if a start with the configuration `new` would fail. `choose` chooses its mode, as a start
+/// does.
+pub(super) async fn check(
+    running: &Config,
+    new: &Config,
+    proxies: &ProxyVariables,
+    choose: impl FnOnce() -> anyhow::Result<ModeChoice> + Send + 'static,
+) -> anyhow::Result<()> {
+    check_source(&new.source, proxies).await?;
+    check_addresses(running, new)?;
+    let running = running.clone();
+    // Probes of the kernel run commands and take a while.
+    task::spawn_blocking(move || check_mode(&running, &choose()?)).await?
+}
+
+async fn check_source(source: &ObjectSource, proxies: &ProxyVariables) -> Result<(), WatchError> {
+    match source {
+        ObjectSource::Manifests(directory) => ManifestSource::new(directory).check(),
+        ObjectSource::Api { kubeconfig, servers, .. } => {
+            let client =
+                watch::kube_client(kubeconfig.as_deref(), servers, proxies, &ignore_api_requests()).await;
+            client.map(drop)
+        }
+    }
+}
+
+/// Listens on the addresses of the servers for a moment, if a start would end without them.
+fn check_addresses(running: &Config, new: &Config) -> Result<(), BindError> {
+    if !new.bind_address_hard_fail {
+        return Ok(());
+    }
+    let is_own_port = |port| addresses(running).iter().any(|(_, address)| address.port() == port);
+    // All at once: two servers cannot share an address.
+    let listeners = addresses(new).into_iter().map(|(server, address)| {
+        // The ports of this process are free after the restart.
+        let port = if is_own_port(address.port()) { 0 } else { address.port() };
+        health::bind(server, SocketAddr::new(address.ip(), port))
+            .map_err(|error| BindError { address, ..error })
+    });
+    listeners.collect::<Result<Vec<_>, _>>().map(drop)
+}
+
+fn addresses(config: &Config) -> Vec<(&'static str, SocketAddr)> {
+    let named = [("healthz", config.healthz_bind_address), ("metrics", config.metrics_bind_address)];
+    named.into_iter().filter_map(|(server, address)| Some((server, address?))).collect()
+}
+
+/// Probes for what the mode needs, unless it runs already.
+fn check_mode(running: &Config, choice: &ModeChoice) -> anyhow::Result<()> {
+    let new = &choice.config;
+    let runs = running.mode == new.mode && running.ebpf.pin_dir == new.ebpf.pin_dir;
+    if !runs && let Some(missing) = dataplane::missing(new, &choice.launcher) {
+        anyhow::bail!(missing);
+    }
+    if new.mode == Mode::Ebpf {
+        check_directories(running, new)?;
+    }
+    Ok(())
+}
+
+/// Checks the directories of the ebpf mode.
+fn check_directories(running: &Config, new: &Config) -> Result<(), KernelError> {
+    Cgroup::open(&new.ebpf.cgroup_root)?;
+    let is_locked_here = running.mode == Mode::Ebpf && running.ebpf.pin_dir == new.ebpf.pin_dir;
+    if !is_locked_here {
+        PinDir::lock_existing(&new.ebpf.pin_dir)?;
+    }
+    Ok(())
+}
