@@ -1,8 +1,13 @@
 //! The `shunt` command: reads the command line and the configuration, sets up the log, and runs.
+#![deny(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "they panic if nobody reads: write to stdout, and use run::tell for standard error"
+)]
 
 mod run;
 
-use self::run::{Exit, ModeChoice, SetLogFilter};
+use self::run::{Exit, ModeChoice, SetLogFilter, tell};
 
 use std::{
     io::{IsTerminal, stderr},
@@ -59,7 +64,7 @@ fn run_proxy(flags: Flags) -> ExitCode {
     let runtime = match once.runs().then(|| start_runtime(&shutdown)).transpose() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("shunt: cannot start threads or wait for signals: {}", with_causes(error.as_ref()));
+            tell(format_args!("cannot start threads or wait for signals: {}", with_causes(error.as_ref())));
             return ExitCode::FAILURE;
         }
     };
@@ -67,7 +72,7 @@ fn run_proxy(flags: Flags) -> ExitCode {
     let choice = match ModeChoice::new(flags, Environment::of_this_process(), launcher) {
         Ok(choice) => choice,
         Err(error) => {
-            eprintln!("shunt: {}", with_causes(&error));
+            tell(with_causes(&error));
             return ExitCode::FAILURE;
         }
     };
@@ -86,7 +91,12 @@ fn run_proxy(flags: Flags) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(error = with_causes(error.as_ref()), "exiting");
+            let error = with_causes(error.as_ref());
+            tracing::error!(error, "exiting");
+            // The filter of the log may leave out everything.
+            if !tracing::enabled!(tracing::Level::ERROR) {
+                tell(error);
+            }
             ExitCode::FAILURE
         }
     }
@@ -123,11 +133,13 @@ fn run_daemon(
 /// filter.
 fn set_up_log(config: &Config) -> SetLogFilter {
     let layer = fmt::layer().with_writer(stderr).with_ansi(stderr().is_terminal());
+    // It would report that standard error is broken there, and panic.
+    let layer = layer.log_internal_errors(false);
     let layer: Box<dyn tracing_subscriber::Layer<Registry> + Send + Sync> = match config.log_format {
         LogFormat::Text => layer.boxed(),
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
     };
-    // --log-filter was checked. RUST_LOG was not, and an invalid one must not stop a node's proxy.
+    // Every filter was checked. If one is wrong all the same, that must not stop a node's proxy.
     let targets =
         |text: &str| text.parse().unwrap_or_else(|_| Targets::new().with_default(tracing::Level::INFO));
     let (filter, handle) = reload::Layer::new(targets(&config.log_filter));

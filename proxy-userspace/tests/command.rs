@@ -7,6 +7,13 @@ fn shunt(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_shunt")).args(arguments).output().expect("the command runs")
 }
 
+/// Runs the command in a shell, which sets up its standard output and standard error.
+#[expect(clippy::disallowed_methods, reason = "the command itself is under test, and exits at once")]
+fn in_shell(arguments: &str) -> Output {
+    let line = format!("exec {} {arguments}", env!("CARGO_BIN_EXE_shunt"));
+    Command::new("/bin/sh").args(["-c", &line]).output().expect("the command runs")
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -80,4 +87,30 @@ fn a_written_configuration_is_the_same_when_it_is_read() {
         assert!(first.contains(line), "{line}: {first}");
     }
     assert_eq!(written(&["--config", &path("first")], "second"), first);
+}
+
+#[test]
+fn nothing_panics_if_an_output_is_full_or_closed() {
+    for (arguments, code) in [
+        ("probe >/dev/full", 1),
+        ("probe -o json >/dev/full", 1),
+        ("probe >/dev/full 2>&1", 1),
+        ("--mode=none 2>/dev/full", 1),
+        ("get services 2>/dev/full", 1),
+        ("get links web 2>/dev/full", 2),
+        ("top 2>/dev/full", 2),
+        ("--mode=nftables --write-config-to=/nonexistent/file 2>/dev/full", 1),
+        ("--mode=nftables --write-config-to=/nonexistent/file --log-filter=off 2>/dev/full", 1),
+    ] {
+        assert_eq!(in_shell(arguments).status.code(), Some(code), "{arguments}");
+    }
+}
+
+#[test]
+fn a_fatal_error_is_printed_whatever_the_log_filter_leaves_out() {
+    for filter in ["off", "kube=info", "info"] {
+        let output = in_shell(&format!("--write-config-to=/nonexistent/file --log-filter={filter}"));
+        let printed = text(&output.stderr);
+        assert_eq!(printed.matches("cannot write the configuration").count(), 1, "{filter}: {printed}");
+    }
 }

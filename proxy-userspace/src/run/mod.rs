@@ -11,6 +11,7 @@ mod other_proxy;
 mod others;
 mod reload;
 mod sources;
+mod standard_error;
 mod start_check;
 mod takeover;
 mod top;
@@ -23,6 +24,7 @@ pub(crate) use self::{
     mode_choice::ModeChoice,
     one_shot::{cleanup, cleanup_own, doctor, generate, init_only, probe, write_config},
     reload::SetLogFilter,
+    standard_error::tell,
     top::top,
     verbs::verb,
 };

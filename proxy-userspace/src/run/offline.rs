@@ -14,6 +14,8 @@ use proxy_userspace::{
 };
 use tokio::sync::mpsc;
 
+use super::standard_error::tell;
+
 /// More than the kinds of objects, of which the source sends a list each.
 const LISTS: usize = 8;
 /// The link of the Node's addresses, whose real name does not matter.
@@ -69,7 +71,7 @@ async fn read(node: &OfflineNode, model: &mut Model) -> anyhow::Result<()> {
         model.apply(list);
     }
     for error in &status.borrow().manifest_errors.texts {
-        eprintln!("shunt: left out: {error}");
+        tell(format_args!("left out: {error}"));
     }
     reading.abort();
     Ok(())

@@ -2,7 +2,7 @@
 //! `probe`, `doctor`, `completion`, `man`.
 
 use std::{
-    io::{ErrorKind, stdout},
+    io::{self, ErrorKind, Write as _, stdout},
     path::Path,
     process::ExitCode,
 };
@@ -19,7 +19,11 @@ use proxy_userspace::{
     node, probe, yaml,
 };
 
-use super::{dataplane, other_proxy, takeover::log_handover};
+use super::{
+    dataplane, other_proxy,
+    standard_error::{say, tell},
+    takeover::log_handover,
+};
 
 /// Writes the configuration in effect, as kube-proxy does: kube-proxy's fields with their defaults,
 /// and shunt's own fields if they were given.
@@ -97,14 +101,19 @@ pub(crate) fn probe(output: ProbeOutput) -> ExitCode {
     let pin_dir = Path::new(kernel::bpf::DEFAULT_PIN_DIR);
     let facts = kernel::probe::facts(&Launcher::default(), pin_dir);
     let evaluation = probe::evaluate(&facts);
-    match output {
-        ProbeOutput::Table => print!("{}", probe::table(&facts, &evaluation)),
-        ProbeOutput::Json => match probe::json(&facts, &evaluation) {
-            Ok(json) => println!("{json}"),
-            Err(error) => eprintln!("shunt: cannot write the report: {error}"),
-        },
+    let text = match output {
+        ProbeOutput::Table => Ok(probe::table(&facts, &evaluation)),
+        ProbeOutput::Json => probe::json(&facts, &evaluation).map(|json| json + "\n"),
+    };
+    let printed = text.map_err(io::Error::from).and_then(|text| stdout().lock().write_all(text.as_bytes()));
+    match printed {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            tell(format_args!("cannot write the report: {error}"));
+            ExitCode::FAILURE
+        }
+        _ if evaluation.auto.is_some() => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
     }
-    if evaluation.auto.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Reports what is wrong on this node.
@@ -112,7 +121,7 @@ pub(crate) fn doctor(arguments: &DoctorArguments) -> ExitCode {
     let Outcome { report, bundle } = doctor::run(arguments, &Launcher::default());
     match (bundle, &arguments.bundle) {
         (Some(Err(error)), _) => {
-            eprintln!("shunt: {}", with_causes(&error));
+            tell(with_causes(&error));
             return ExitCode::from(doctor::CANNOT_REPORT);
         }
         // On standard error: the report goes to standard output, which a program may read.
@@ -122,7 +131,7 @@ pub(crate) fn doctor(arguments: &DoctorArguments) -> ExitCode {
     let printed = print_one(&arguments.output, "DoctorReport", &report, &mut stdout().lock());
     match printed {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            eprintln!("shunt: cannot write the report: {error}");
+            tell(format_args!("cannot write the report: {error}"));
             ExitCode::from(doctor::CANNOT_REPORT)
         }
         _ => ExitCode::from(report.exit_code()),
@@ -131,10 +140,10 @@ pub(crate) fn doctor(arguments: &DoctorArguments) -> ExitCode {
 
 fn print_bundle(path: &Path, files: &[BundledFile]) {
     for BundledFile { name, bytes } in files {
-        eprintln!("{bytes:>9}  {name}");
+        say(format_args!("{bytes:>9}  {name}"));
     }
     let path = path.display();
-    eprintln!("Wrote {path}. Look at it before you give it to others: see README.txt in it.\n");
+    say(format_args!("Wrote {path}. Look at it before you give it to others: see README.txt in it.\n"));
 }
 
 /// `completion` and `man`.
@@ -144,7 +153,7 @@ pub(crate) fn generate(generated: &Generated) -> ExitCode {
         // The reader of the output has enough, as with `| head`.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("shunt: {error}");
+            tell(error);
             ExitCode::FAILURE
         }
     }

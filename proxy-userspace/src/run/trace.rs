@@ -16,6 +16,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+use super::standard_error::tell;
+
 /// A line of JSON, with the version of its fields.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -43,7 +45,7 @@ pub(super) async fn trace(arguments: &TraceArguments) -> anyhow::Result<ExitCode
     // Also after an error: what was captured before is worth having.
     if let (Some(file), Some(path)) = (&mut printer.capture, &arguments.capture) {
         file.flush()?;
-        eprintln!("shunt: {} packets written to {}", printer.packets, path.display());
+        tell(format_args!("{} packets written to {}", printer.packets, path.display()));
     }
     followed
 }
@@ -76,7 +78,7 @@ impl Printer {
     /// Prints a record. The end of the trace is an error.
     fn print(&mut self, record: &TraceRecord) -> anyhow::Result<()> {
         match record {
-            TraceRecord::TraceStarted => eprintln!("shunt: traces until interrupted"),
+            TraceRecord::TraceStarted => tell("traces until interrupted"),
             TraceRecord::TraceAlive => {}
             TraceRecord::TraceEnded { reason } => anyhow::bail!("the trace ended: {reason}"),
             TraceRecord::TracePacket(packet) => {
@@ -86,7 +88,7 @@ impl Printer {
                 }
             }
             TraceRecord::TraceLost { records } if self.output == TraceOutput::Text => {
-                eprintln!("shunt: {records} events or packets were lost: they came too fast");
+                tell(format_args!("{records} events or packets were lost: they came too fast"));
             }
             TraceRecord::TraceEvent(event) if self.output == TraceOutput::Text => {
                 writeln!(stdout(), "{event}")?;

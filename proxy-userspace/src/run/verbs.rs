@@ -17,7 +17,7 @@ use proxy_userspace::{
 };
 use tokio::{runtime, time::sleep};
 
-use super::{offline, others, trace::trace};
+use super::{offline, others, standard_error::tell, trace::trace};
 
 /// The exit code for a wrong command line, as that of clap.
 pub(super) const WRONG_USAGE: u8 = 2;
@@ -43,7 +43,7 @@ pub(crate) fn verb(verb: &Verb) -> ExitCode {
         // The reader of the output has enough, as with `| head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("shunt: {}", with_causes(error.as_ref()));
+            tell(with_causes(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -55,7 +55,7 @@ pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 async fn get(arguments: &GetArguments) -> anyhow::Result<ExitCode> {
     if let Some(unused) = arguments.unused() {
-        eprintln!("shunt: {unused} has no meaning for {}", arguments.resource.path());
+        tell(format_args!("{unused} has no meaning for {}", arguments.resource.path()));
         return Ok(ExitCode::from(WRONG_USAGE));
     }
     match arguments.resource {
@@ -78,7 +78,7 @@ async fn list<T: Row>(arguments: &GetArguments) -> anyhow::Result<ExitCode> {
         let within = namespace.as_deref().map(|namespace| format!(" in the namespace {namespace}"));
         let of = name.as_deref().map(|name| format!(" of a Service {name}"));
         let [of, within] = [of, within].map(Option::unwrap_or_default);
-        eprintln!("shunt: no {}{of}{within}", resource.path());
+        tell(format_args!("no {}{of}{within}", resource.path()));
     } else {
         print(output, resource.kind(), &rows, &mut stdout().lock())?;
     }
@@ -118,7 +118,7 @@ async fn without_daemon<T: Row>(arguments: &GetArguments, error: ClientError) ->
     let Some(read) = read_without_daemon(*resource, flows, pin_directory).await else {
         return Err(error.into());
     };
-    eprintln!("shunt: no shunt runs in this network namespace, so nobody knows the Services");
+    tell("no shunt runs in this network namespace, so nobody knows the Services");
     Ok(read?.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
 }
 

@@ -17,15 +17,16 @@ use tokio::{runtime, time::sleep};
 
 #[cfg(feature = "live-top")]
 use self::live::show;
-use super::verbs::{WRONG_USAGE, is_broken_pipe};
+use super::{
+    standard_error::tell,
+    verbs::{WRONG_USAGE, is_broken_pipe},
+};
 
 /// Runs `shunt top` to its end.
 pub(crate) fn top(arguments: &TopArguments) -> ExitCode {
     let has_terminal = stdin().is_terminal() && stdout().is_terminal();
     if !(arguments.once || has_terminal) {
-        eprintln!(
-            "shunt: the live table needs a terminal (kubectl exec --stdin --tty): use --once for one reading"
-        );
+        tell("the live table needs a terminal (kubectl exec --stdin --tty): use --once for one reading");
         return ExitCode::from(WRONG_USAGE);
     }
     let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
@@ -45,7 +46,7 @@ pub(crate) fn top(arguments: &TopArguments) -> ExitCode {
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("shunt: {}", with_causes(error.as_ref()));
+    tell(with_causes(error.as_ref()));
     ExitCode::FAILURE
 }
 
