@@ -1,10 +1,18 @@
 //! The settings of the log.
 
+use tracing_subscriber::filter::{LevelFilter, Targets};
+
 use super::Settings;
 use crate::{
     config::{FeatureGate, FeatureGates, environment::Environment, resolved::LogFormat},
     kernel::bpf::LogLevel,
 };
+
+/// What a log filter is.
+const FILTER: &str = "a level (error, warn, info, debug, trace, off) or targets with levels, such as \
+                      info,proxy_userspace=debug";
+/// The targets of the lines that are not of libraries.
+const TARGETS: [&str; 3] = ["shunt", "proxy_userspace", "ebpf"];
 
 /// Returns `logging.format`.
 pub(super) fn format(settings: &Settings) -> LogFormat {
@@ -37,20 +45,34 @@ pub(super) fn check_options(settings: &mut Settings, gates: &FeatureGates) {
 pub(super) fn filter(settings: &mut Settings, environment: &Environment) -> String {
     if let Some(filter) = settings.text("shunt.logFilter") {
         let filter = filter.to_owned();
-        if filter.parse::<tracing_subscriber::filter::Targets>().is_err() {
-            settings.reject(
-                "shunt.logFilter",
-                "must be a level or targets with levels, such as info,proxy_userspace=debug",
-            );
+        if !is_filter(&filter) {
+            settings.reject("shunt.logFilter", format!("must be {FILTER}"));
         }
         return filter;
     }
     let of_environment = environment.log_filter.as_deref().filter(|filter| !filter.is_empty());
     let verbosity = settings.integer("logging.verbosity");
     match of_environment {
-        Some(filter) if verbosity == 0 && settings.given("logging.verbosity").is_none() => filter.into(),
-        _ => filter_at(verbosity, of_programs(settings)),
+        // A variable of the whole container must not stop a node's proxy.
+        Some(filter) if !is_filter(filter) => {
+            settings.add_ineffective("RUST_LOG", format!("{filter:?} is not {FILTER}"));
+        }
+        Some(filter) if verbosity == 0 && settings.given("logging.verbosity").is_none() => {
+            return filter.into();
+        }
+        _ => {}
     }
+    filter_at(verbosity, of_programs(settings))
+}
+
+/// Returns true for a list of levels, of targets with levels, and of targets of this program.
+///
+/// For [`Targets`], any other word is a target too, of which everything is logged, and nothing of
+/// other targets. So a misspelt level would turn the log off.
+fn is_filter(text: &str) -> bool {
+    let is_own = |word: &str| word.split("::").next().is_some_and(|crate_name| TARGETS.contains(&crate_name));
+    let is_item = |item: &str| item.contains('=') || item.parse::<LevelFilter>().is_ok() || is_own(item);
+    text.split(',').all(|item| !item.is_empty() && is_item(item)) && text.parse::<Targets>().is_ok()
 }
 
 /// Returns the filter for a verbosity. One setting is enough to see what the programs report.

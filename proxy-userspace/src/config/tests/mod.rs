@@ -5,6 +5,7 @@ mod chart_schema;
 mod documents;
 mod files;
 mod go_flags;
+mod log;
 mod rejected;
 
 use std::{path::PathBuf, time::Duration};
@@ -220,18 +221,6 @@ fn programs_may_masquerade_where_the_node_may_have_the_direct_path() {
         assert_eq!(masquerade(flags), expected, "{flags:?}");
     }
     assert!(!masquerade(&["--links-masquerade=netfilter"]).0);
-}
-
-#[test]
-fn ebpf_log_is_in_the_filter_unless_a_filter_is_given() {
-    let config = |flags: &[&str]| load_with(None, flags, &environment()).expect("flags");
-    assert_eq!(config(&[]).ebpf.log, LogLevel::Off);
-    let asked = config(&["--ebpf-log=debug"]);
-    assert_eq!((asked.ebpf.log, &*asked.log_filter), (LogLevel::Debug, "info,ebpf=debug"));
-    assert_eq!(config(&["--ebpf-log=info"]).log_filter, "info", "it is that without being asked for");
-    assert_eq!(config(&["--ebpf-log=debug", "--log-filter=warn"]).log_filter, "warn");
-    let loud = load_with(None, &["--ebpf-log=loud"], &environment()).expect_err("there is no such level");
-    assert!(loud.to_string().contains("--ebpf-log: \"loud\""), "{loud}");
 }
 
 #[test]

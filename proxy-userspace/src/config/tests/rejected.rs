@@ -41,7 +41,15 @@ const BAD_FLAGS: &[(&str, &str)] = &[
     ("--log-format=xml", r#"--logging-format: "xml": must be one of text, json"#),
     (
         "--log-filter=shunt=loud",
-        r#"--log-filter: "shunt=loud": must be a level or targets with levels, such as info,proxy_userspace=debug"#,
+        r#"--log-filter: "shunt=loud": must be a level (error, warn, info, debug, trace, off) or targets with levels, such as info,proxy_userspace=debug"#,
+    ),
+    (
+        "--log-filter=inof",
+        r#"--log-filter: "inof": must be a level (error, warn, info, debug, trace, off) or targets with levels, such as info,proxy_userspace=debug"#,
+    ),
+    (
+        "--log-filter=info,",
+        r#"--log-filter: "info,": must be a level (error, warn, info, debug, trace, off) or targets with levels, such as info,proxy_userspace=debug"#,
     ),
     ("-v=high", r#"--v: "high": must be a whole number from 0 to 2147483647"#),
     (
