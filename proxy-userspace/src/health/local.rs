@@ -2,18 +2,23 @@
 
 use std::{
     convert::Infallible,
+    ffi::OsStr,
     io,
     os::{
         linux::net::SocketAddrExt as _,
-        unix::net::{SocketAddr, UnixListener as StdListener},
+        unix::{
+            ffi::OsStrExt as _,
+            net::{SocketAddr, UnixListener as StdListener},
+        },
     },
+    time::Duration,
 };
 
 use axum::Router;
 use nix::unistd::Uid;
 use tokio::{
     net::{UnixListener, UnixStream},
-    time::sleep,
+    time::{Instant, sleep},
 };
 
 use super::{
@@ -44,25 +49,116 @@ impl Accept for OfAdministrators {
     }
 }
 
-/// Serves forever. While another process has the name, such as a shunt that ends, it tries again
-/// every few seconds.
-pub async fn serve_local(name: &'static [u8], routes: Router) -> Infallible {
-    let mut warned = false;
-    loop {
-        match listen(name) {
-            Ok(listener) => return server::run(OfAdministrators(listener), routes, LOCAL).await,
-            Err(error) if !std::mem::replace(&mut warned, true) => {
-                let socket = String::from_utf8_lossy(name);
-                tracing::debug!(%error, %socket, "cannot listen on the abstract socket; shunt tries again");
+/// How long another shunt may take to end. A kubelet may start the next container before the
+/// process of the last one is gone.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// A process that has the name and does not answer so many times is no shunt.
+const MAX_SILENT: u32 = 5;
+
+/// Another shunt runs in this network namespace.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "another shunt ({}) runs in this network namespace: stop that one; two would undo each other's changes",
+    .process.map_or_else(|| "in another container".into(), |process| format!("process {process}"))
+)]
+pub struct AlreadyRunning {
+    /// The process, or `None` if it is in another PID namespace.
+    process: Option<i32>,
+}
+
+/// A listening socket whose name only one process of the network namespace has.
+#[derive(Debug)]
+pub struct LocalListener(UnixListener);
+
+/// Takes the name of an abstract socket. Waits some seconds if another shunt has it, which may be
+/// about to end. Returns `None` if another program has it, which must not stop shunt: an abstract
+/// socket needs no rights.
+pub async fn listen_local(name: &'static [u8]) -> Result<Option<LocalListener>, AlreadyRunning> {
+    let until = Instant::now() + ENDS_WITHIN;
+    let mut silent = 0;
+    let mut has_waited = false;
+    while silent < MAX_SILENT {
+        if let Ok(listener) = listen(name) {
+            return Ok(Some(listener));
+        }
+        match UnixStream::connect(OsStr::from_bytes(&[b"\0", name].concat()))
+            .await
+            .and_then(|s| s.peer_cred())
+        {
+            Ok(peer) if !is_trusted(peer.uid()) => break,
+            Ok(peer) if Instant::now() >= until => {
+                return Err(AlreadyRunning { process: peer.pid().filter(|process| *process != 0) });
             }
-            Err(_) => {}
+            Ok(peer) if !std::mem::replace(&mut has_waited, true) => {
+                let (process, seconds) = (peer.pid(), ENDS_WITHIN.as_secs());
+                tracing::info!(process, "another shunt runs here: waiting at most {seconds} s until it ends");
+            }
+            Ok(_) => {}
+            // It may have ended just now.
+            Err(_) => silent += 1,
+        }
+        sleep(LOOK_AGAIN_AFTER).await;
+    }
+    Ok(None)
+}
+
+/// Serves forever. Without a listener, it tries to get one every few seconds.
+pub async fn serve_local(listener: Option<LocalListener>, name: &'static [u8], routes: Router) -> Infallible {
+    if listener.is_none() {
+        let socket = String::from_utf8_lossy(name);
+        tracing::warn!(
+            %socket,
+            "another program has the abstract socket: subcommands such as get do not work until it ends"
+        );
+    }
+    let mut listener = listener;
+    loop {
+        match listener.map_or_else(|| listen(name), Ok) {
+            Ok(LocalListener(listener)) => {
+                return server::run(OfAdministrators(listener), routes, LOCAL).await;
+            }
+            Err(_) => listener = None,
         }
         sleep(RETRY_AFTER).await;
     }
 }
 
-fn listen(name: &[u8]) -> io::Result<UnixListener> {
+fn listen(name: &[u8]) -> io::Result<LocalListener> {
     let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
     listener.set_nonblocking(true)?;
-    UnixListener::from_std(listener)
+    UnixListener::from_std(listener).map(LocalListener)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process;
+
+    use socket2::{Domain, SockAddr, Socket, Type};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_shunt_waits_for_the_first_and_then_names_it() {
+        const NAME: &[u8] = b"shunt/test-of-two";
+        let first = listen_local(NAME).await.expect("nobody has the name");
+        let error = listen_local(NAME).await.expect_err("the first has it").to_string();
+        let expected = format!("another shunt (process {}) runs in this network namespace: ", process::id());
+        assert!(error.starts_with(&expected), "{error}");
+        let ends = async {
+            sleep(ENDS_WITHIN / 2).await;
+            drop(first);
+        };
+        let (second, ()) = tokio::join!(listen_local(NAME), ends);
+        assert!(second.expect("the first has ended").is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_socket_that_does_not_answer_is_of_another_program() {
+        const NAME: &[u8] = b"shunt/test-of-silence";
+        let silent = Socket::new(Domain::UNIX, Type::STREAM, None).expect("a socket");
+        let address = [b"\0", NAME].concat();
+        silent.bind(&SockAddr::unix(OsStr::from_bytes(&address)).expect("a name")).expect("bound");
+        assert!(listen_local(NAME).await.expect("it is no shunt").is_none());
+    }
 }

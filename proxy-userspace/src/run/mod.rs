@@ -37,7 +37,7 @@ use proxy_userspace::{
     causes::with_causes,
     config::{Config, FeatureGate, FeatureGates, IneffectiveSetting, log_filter_at},
     dataplane::{Mode, Renderer, ebpf::EbpfError},
-    health::{self, Debugging, Introspection, PortFailureEvents},
+    health::{self, Debugging, Introspection, LocalListener, PortFailureEvents},
     inspect::{self, NodeInspector, PodFinder},
     kernel::{KernelError, end_signals::EndSignals, own_process},
     metrics::Metrics,
@@ -79,14 +79,26 @@ pub(crate) enum Exit {
 }
 
 /// Runs the proxy until a signal or a new configuration ends it. The kernel then keeps its state.
+/// Fails if another shunt runs here.
 pub(crate) async fn run(
-    mut choice: ModeChoice,
+    choice: ModeChoice,
     set_log_filter: SetLogFilter,
     shutdown: CancellationToken,
 ) -> anyhow::Result<Exit> {
-    if shutdown.is_cancelled() {
-        return Ok(Exit::Shutdown);
-    }
+    let local = tokio::select! {
+        biased;
+        () = shutdown.cancelled() => return Ok(Exit::Shutdown),
+        listener = health::listen_local(inspect::SOCKET) => listener?,
+    };
+    Box::pin(run_alone(choice, local, set_log_filter, shutdown)).await
+}
+
+async fn run_alone(
+    mut choice: ModeChoice,
+    local: Option<LocalListener>,
+    set_log_filter: SetLogFilter,
+    shutdown: CancellationToken,
+) -> anyhow::Result<Exit> {
     log_start(&choice);
     let (events, pending) = NodeEvents::channel();
     let pending = Arc::new(Mutex::new(pending));
@@ -100,7 +112,7 @@ pub(crate) async fn run(
     let mut broken = Vec::new();
     let mut reload = Reload::new(&choice, Arc::clone(&set_log_filter), &outputs)?;
     let introspection = introspection(&choice, &outputs, reload.effective.subscribe(), set_log_filter);
-    let inspector = start_endpoints(&choice, &outputs, introspection, &mut endpoints);
+    let inspector = start_endpoints(&choice, local, &outputs, introspection, &mut endpoints);
     loop {
         let settings = reload.settings.subscribe();
         let before = std::mem::take(&mut broken);
@@ -339,13 +351,14 @@ fn node_inspector(ModeChoice { config, pods, .. }: &ModeChoice, outputs: &Output
 /// Answers the subcommands that ask the daemon.
 fn start_local_endpoint(
     ModeChoice { config, launcher, .. }: &ModeChoice,
+    local: Option<LocalListener>,
     node: NodeInspector,
     pages: Router,
     tasks: &mut Tasks,
 ) {
     let tracer = Tracer::new(node.inspector.clone(), dataplane::load_tracing(config, launcher));
     let routes = inspect::routes(node).merge(trace_routes(tracer)).nest("/v1/pages", pages);
-    tasks.spawn(async move { match health::serve_local(inspect::SOCKET, routes).await {} });
+    tasks.spawn(async move { match health::serve_local(local, inspect::SOCKET, routes).await {} });
 }
 
 /// Returns the pages of the HTTP servers for bug reports, whatever the servers serve.
@@ -359,13 +372,14 @@ fn local_pages(Outputs { metrics, status, health, .. }: &Outputs, introspection:
 /// Starts all servers. Returns what reads the sync loop for them.
 fn start_endpoints(
     choice: &ModeChoice,
+    local: Option<LocalListener>,
     outputs: &Outputs,
     introspection: Introspection,
     tasks: &mut Tasks,
 ) -> Inspector {
     let config = &choice.config;
     let node = node_inspector(choice, outputs);
-    start_local_endpoint(choice, node.clone(), local_pages(outputs, introspection.clone()), tasks);
+    start_local_endpoint(choice, local, node.clone(), local_pages(outputs, introspection.clone()), tasks);
     let Outputs { metrics, health, health_checks, status, events, .. } = outputs;
     let hard_fail = config.bind_address_hard_fail;
     let mut serve = |server: &'static str, address: Option<SocketAddr>, routes: Router| {
