@@ -58,6 +58,8 @@ macro_rules! named_enum {
 mod counts;
 mod maps;
 mod state;
+#[cfg(test)]
+mod tests;
 mod trace;
 
 /// An endpoint list of a service port, or the set of its serving endpoints.
