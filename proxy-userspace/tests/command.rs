@@ -26,7 +26,7 @@ fn all_invalid_settings_are_printed() {
     assert_eq!(
         printed,
         "shunt: invalid configuration:\n  --mode: \"userspace\": must be one of auto, ebpf, nftables, iptables, ipvs\n  \
-         --logging-format: \"xml\": must be one of text, json\n"
+         --log-format: \"xml\": must be one of text, json\n"
     );
 }
 
@@ -112,5 +112,18 @@ fn a_fatal_error_is_printed_whatever_the_log_filter_leaves_out() {
         let output = in_shell(&format!("--write-config-to=/nonexistent/file --log-filter={filter}"));
         let printed = text(&output.stderr);
         assert_eq!(printed.matches("cannot write the configuration").count(), 1, "{filter}: {printed}");
+    }
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the command itself is under test, and exits at once")]
+fn a_cleanup_without_capabilities_removes_nothing_and_says_why_once() {
+    for flag in ["--cleanup", "--cleanup-own"] {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set=-all", env!("CARGO_BIN_EXE_shunt"), flag]);
+        let output = command.output().expect("the command runs");
+        let printed = text(&output.stderr);
+        assert_eq!((output.status.code(), printed.lines().count()), (Some(1), 1), "{printed}");
+        assert!(printed.contains("nothing was removed: every mode needs root"), "{printed}");
     }
 }

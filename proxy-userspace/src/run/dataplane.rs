@@ -224,14 +224,13 @@ pub(super) fn remove_other_modes(
     errors
 }
 
-/// Locks the pin directory, so that no other shunt starts meanwhile. Fails only if another process
-/// uses it: a shunt on this node, or on a node that shares the bpf filesystem. Returns `None` if it
-/// cannot be opened, which its next user reports.
+/// Locks the pin directory, so that no other shunt starts meanwhile. Fails if another process uses
+/// it, a shunt on this node or on a node that shares the bpf filesystem, and if that is unknown.
+/// Returns `None` if the directory has no pins: it does not exist, or is not on a bpf filesystem.
 pub(super) fn lock_pins(config: &Config) -> Result<Option<PinDir>, KernelError> {
     match PinDir::lock_existing(&config.ebpf.pin_dir) {
-        Err(in_use @ KernelError::PinsInUse { .. }) => Err(in_use),
-        Err(_) => Ok(None),
-        Ok(pins) => Ok(pins),
+        Err(KernelError::NoBpffs(_)) => Ok(None),
+        locked => locked,
     }
 }
 
@@ -253,4 +252,34 @@ pub(super) fn cleanup_ebpf(config: &Config, launcher: &Launcher) -> Vec<RenderEr
 
 fn wrap<E: std::error::Error + Send + Sync + 'static>(errors: Vec<E>) -> Vec<RenderError> {
     errors.into_iter().map(|error| RenderError::Cleanup(error.into())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::PermissionsExt as _,
+        process,
+    };
+
+    use proxy_userspace::config::{Environment, Flags};
+
+    use super::*;
+
+    /// Needs root, as every test of the kernel.
+    #[test]
+    fn a_pin_directory_that_cannot_be_opened_is_not_taken_as_unused() {
+        let lock = |path: &str| {
+            let flags = Flags::parse(["shunt", "--bpf-pin-dir", path]).expect("valid flags");
+            lock_pins(&Config::load(&flags, &Environment::of_this_process()).expect("valid"))
+        };
+        assert!(lock("/sys/fs/bpf/shunt-test-none").expect("it does not exist").is_none());
+        assert!(lock("/tmp").expect("it cannot have pins").is_none());
+        let path = format!("/sys/fs/bpf/shunt-test-lock-{}", process::id());
+        fs::create_dir(&path).expect("created");
+        fs::set_permissions(&path, Permissions::from_mode(0o777)).expect("permitted");
+        let locked = lock(&path).map(|pins| pins.is_some());
+        fs::remove_dir(&path).expect("removed");
+        assert!(matches!(locked, Err(KernelError::PinsNotPrivate { .. })), "{locked:?}");
+    }
 }

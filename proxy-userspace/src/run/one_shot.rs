@@ -15,7 +15,7 @@ use proxy_userspace::{
     dataplane::{Mode, RenderError, ebpf::Ebpf, ipvs},
     doctor::{self, BundledFile, DoctorArguments, Outcome},
     inspect::print_one,
-    kernel::{self, command::Launcher},
+    kernel::{self, capabilities, command::Launcher},
     node, probe, yaml,
 };
 
@@ -24,6 +24,8 @@ use super::{
     standard_error::{say, tell},
     takeover::log_handover,
 };
+
+const NOTHING_REMOVED: &str = "nothing was removed";
 
 /// Writes the configuration in effect, as kube-proxy does: kube-proxy's fields with their defaults,
 /// and shunt's own fields if they were given.
@@ -56,7 +58,8 @@ pub(crate) fn init_only(config: &Config) -> anyhow::Result<()> {
 /// Removes everything that shunt or kube-proxy wrote into the kernel, and logs every error. Removes
 /// nothing while a shunt uses the pin directory.
 pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
-    let _locked = dataplane::lock_pins(config).context("nothing was removed")?;
+    capabilities::check_net_admin().context(NOTHING_REMOVED)?;
+    let _locked = dataplane::lock_pins(config).context(NOTHING_REMOVED)?;
     if other_proxy::serves(config) {
         tracing::warn!(
             "a proxy runs on this node: --cleanup removes its rules too, and it may write them again only at its next \
@@ -74,6 +77,7 @@ pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
 /// The rules of kube-proxy's modes stay. If shunt wrote them, the other proxy has taken them over
 /// or removed them when it started.
 pub(crate) fn cleanup_own(config: &Config) -> anyhow::Result<()> {
+    capabilities::check_net_admin().context(NOTHING_REMOVED)?;
     // The lock keeps another shunt from starting meanwhile.
     let pins = other_proxy::wait_until_it_serves(config)?;
     if pins.is_some() {

@@ -85,9 +85,25 @@ async fn list<T: Row>(arguments: &GetArguments) -> anyhow::Result<ExitCode> {
     if *watch {
         follow(arguments, &rows).await?;
     }
-    let is_of_services = matches!(resource, Resource::Services | Resource::Endpoints);
-    let is_missing = rows.is_empty() && name.is_some() && is_of_services;
+    let is_missing = rows.is_empty() && name.is_some() && !has_service(arguments).await?;
     Ok(if is_missing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Returns true if the named Service is there, or nobody knows: then no shunt runs. The lists of
+/// Services and endpoints have a row for each.
+async fn has_service(arguments: &GetArguments) -> anyhow::Result<bool> {
+    let GetArguments { resource, name, namespace, .. } = arguments;
+    if matches!(resource, Resource::Services | Resource::Endpoints) {
+        return Ok(false);
+    }
+    let mut client = match Client::connect().await {
+        Err(ClientError::NotRunning(_)) => return Ok(true),
+        connected => connected?,
+    };
+    let filter = Filter { namespace: namespace.clone(), name: name.clone(), drift: false };
+    let mut is_there = false;
+    client.list(Resource::Services, &filter, |_: ServiceRow| is_there = true).await?;
+    Ok(is_there)
 }
 
 async fn read<T: Row>(arguments: &GetArguments) -> anyhow::Result<Vec<T>> {

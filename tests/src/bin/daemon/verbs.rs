@@ -61,6 +61,8 @@ pub(crate) fn get_and_explain_answer_on_the_node(setup: &Setup) -> Result<()> {
     says(&node, "get endpoints web", &["10.244.1.11:", "10.244.1.12:", "ready"])?;
     says(&node, "get links", &["eth0", "vetha1"])?;
     fails(&node, "get services nothing", "no services of a Service nothing")?;
+    fails(&node, "get flows nothing", "no flows of a Service nothing")?;
+    says(&node, "get left-out web 2>&1", &["no left-out of a Service web"])?;
     says(&node, "get left-out 2>&1", &["no left-out"])?;
     says(&node, "explain node 10.96.0.80:80", &["default/web", "+ 10.244.1.11:", "translated: one of 2"])?;
     says(&node, "explain 10.244.1.13 10.96.0.80:81 -o yaml", &["kind: Explanation", "verdict: "])?;
