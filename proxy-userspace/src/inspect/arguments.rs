@@ -147,7 +147,7 @@ fn flow_filters() -> [Arg; 8] {
     let filter = |name: &'static str, value: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name(value).help(help).help_heading("Only these flows or clients")
     };
-    let address = |name, help| filter(name, "ADDRESS", help).value_parser(value_parser!(IpAddr));
+    let address = |name, help| filter(name, "ADDRESS", help).value_parser(ip_address);
     let time = |name, help| filter(name, "TIME", help).value_parser(seconds);
     [
         address("client", "Of this client"),
@@ -206,6 +206,10 @@ pub fn output_argument(help: &'static str) -> Arg {
         .value_parser(|text: &str| text.parse::<Output>())
         .default_value("table")
         .help(help)
+}
+
+fn ip_address(text: &str) -> Result<IpAddr, &'static str> {
+    text.parse().map_err(|_| "must be an IP address, such as 10.244.1.7")
 }
 
 /// Reads a time in seconds, or with one of the units s, m, h and d.
@@ -275,6 +279,7 @@ mod tests {
             ),
             (&["trace", "--for", "0s"], "0s is no duration: must be like 10s"),
             (&["get", "flows", "--min-idle", "soon"], "soon is no time"),
+            (&["get", "flows", "--client", "n1"], "must be an IP address, such as 10.244.1.7"),
             (&["get", "services", "-o", "xml"], "must be table, wide, json, yaml or jsonpath"),
             (&["get", "services", "-o", "jsonpath={.items"], "a brace is not closed"),
             (&["get", "services", "-o", "jsonpath={range .items}"], "is not a JSONPath expression"),

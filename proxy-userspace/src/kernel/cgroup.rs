@@ -58,7 +58,7 @@ impl Cgroup {
     }
 
     fn open_directory(path: &Path) -> Result<Self, KernelError> {
-        let directory = File::open(path).map_err(KernelError::path("open cgroup", path))?;
+        let directory = File::open(path).map_err(KernelError::path("open --cgroup-root", path))?;
         let kind = fstatfs(&directory).map_err(|e| KernelError::path("statfs", path)(e.into()))?;
         let metadata = directory.metadata().map_err(KernelError::path("stat", path))?;
         if kind.filesystem_type() != CGROUP2_SUPER_MAGIC || !metadata.is_dir() {

@@ -58,7 +58,10 @@ pub enum WatchError {
         source: ProxyUrlError,
     },
     /// Neither `--kubeconfig` nor `--master` is set, and the process does not run in a pod.
-    #[error("cannot use the in-cluster configuration, and neither --kubeconfig nor --master is set")]
+    #[error(
+        "neither --kubeconfig nor --master is set, and the in-cluster configuration cannot be used, which needs the \
+         variables KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT, and the service account of a pod"
+    )]
     InCluster(#[source] Box<kube::config::InClusterError>),
     /// `--master` is not a URL.
     #[error("cannot use --master {value:?}: not a URL like https://192.0.2.1:6443")]

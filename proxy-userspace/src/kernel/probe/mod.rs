@@ -8,7 +8,7 @@ mod netlink;
 
 pub use maps::version;
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, error::Error, path::Path};
 
 use aya::{
     maps::MapType,
@@ -110,11 +110,11 @@ impl Fact {
         }
     }
 
-    fn supported<E: std::fmt::Display>(result: Result<bool, E>) -> Self {
+    fn supported<E: Error>(result: Result<bool, E>) -> Self {
         match result {
             Ok(true) => Self::Present(String::new()),
             Ok(false) => Self::Missing("this kernel does not have it".into()),
-            Err(error) => Self::Unknown(error.to_string()),
+            Err(error) => Self::Unknown(reason(&error)),
         }
     }
 }
@@ -164,6 +164,15 @@ fn in_fresh_namespace(launcher: &Launcher, kernel: &str) -> Vec<(Feature, Fact)>
     tried.unwrap_or_else(unknown).into()
 }
 
+/// Returns an error with its cause, which those of aya do not contain.
+fn reason(error: &dyn Error) -> String {
+    let text = error.to_string();
+    match error.source().map(ToString::to_string) {
+        Some(cause) if !text.contains(&cause) => format!("{text}: {cause}"),
+        _ => text,
+    }
+}
+
 fn maps() -> Fact {
     let types = [MapType::Hash, MapType::Array, MapType::LruHash, MapType::LpmTrie, MapType::SkStorage];
     let per_cpu = [MapType::PerCpuArray];
@@ -172,7 +181,7 @@ fn maps() -> Fact {
         match is_map_supported(map) {
             Ok(true) => {}
             Ok(false) => missing.push(format!("{map:?}")),
-            Err(error) => return Fact::Unknown(format!("{map:?}: {error}")),
+            Err(error) => return Fact::Unknown(format!("{map:?}: {}", reason(&error))),
         }
     }
     if missing.is_empty() {
