@@ -8,13 +8,31 @@ const UNITS: [(&str, f64); 8] =
 
 /// Go's longest duration is 2^63 nanoseconds. A longer one is rejected.
 const MAX_NANOS: f64 = 9.2e18;
+/// The same for messages.
+pub(crate) const MAX: &str = "2555555h";
 
 /// Reads a duration in the syntax of Go's `time.ParseDuration`. Returns `None` if it is invalid or
 /// negative.
 pub(crate) fn parse(text: &str) -> Option<Duration> {
+    let nanos = nanos(text).filter(|nanos| *nanos <= MAX_NANOS)?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "checked against MAX_NANOS; digits only"
+    )]
+    let whole = nanos.round() as u64;
+    Some(Duration::from_nanos(whole))
+}
+
+/// Returns true for a duration that [`parse`] refuses because it is longer than [`MAX`].
+pub(crate) fn is_too_long(text: &str) -> bool {
+    nanos(text).is_some_and(|nanos| nanos > MAX_NANOS)
+}
+
+fn nanos(text: &str) -> Option<f64> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {
-        return Some(Duration::ZERO);
+        return Some(0.0);
     }
     if rest.is_empty() {
         return None;
@@ -26,16 +44,7 @@ pub(crate) fn parse(text: &str) -> Option<Duration> {
         nanos += amount * unit;
         rest = after;
     }
-    if nanos > MAX_NANOS {
-        return None;
-    }
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "checked against MAX_NANOS; digits only"
-    )]
-    let whole = nanos.round() as u64;
-    Some(Duration::from_nanos(whole))
+    Some(nanos)
 }
 
 /// Formats a duration as Go's `Duration.String` does: `1h0m0s`, `1.5s`, `250ms`, `0s`.

@@ -7,12 +7,18 @@
 use std::borrow::Cow;
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
-use serde::Serialize;
+use serde::{Deserialize as _, Serialize};
 use serde_yaml_ng::{Error, Value};
 
 /// Parses one document.
 pub fn parse(text: &str) -> Result<Value, Error> {
     serde_yaml_ng::from_str(&with_plain(text, |_, boolean| boolean.to_owned()))
+}
+
+/// Returns true if the text has more than one document.
+pub fn has_several_documents(text: &str) -> bool {
+    let mut documents = serde_yaml_ng::Deserializer::from_str(text).map(Value::deserialize);
+    matches!((documents.next(), documents.next()), (Some(Ok(_)), Some(Ok(_))))
 }
 
 /// Writes one document. Texts that YAML 1.1 would read as booleans are quoted.

@@ -57,6 +57,13 @@ pub enum ConfigError {
         /// The cause, with its line.
         source: serde_yaml_ng::Error,
     },
+    /// The file has more than one document.
+    #[error(
+        "the configuration file {} (--config) has several YAML documents (---): it must have one \
+         KubeProxyConfiguration",
+        .0.display()
+    )]
+    SeveralDocuments(PathBuf),
     /// Some settings cannot be used.
     #[error("invalid configuration:{}", lines(.0))]
     Invalid(Vec<InvalidSetting>),

@@ -37,8 +37,16 @@ impl ConfigFile {
     }
 
     pub(super) fn yaml(&self) -> Result<serde_yaml_ng::Value, ConfigError> {
-        let syntax = |source| ConfigError::Syntax { path: self.path.clone(), source };
-        yaml::parse(&self.text).map_err(syntax)
+        // Some editors write a mark of the byte order.
+        let text = self.text.strip_prefix('\u{feff}').unwrap_or(&self.text);
+        yaml::parse(text).map_err(|source| {
+            let path = self.path.clone();
+            if yaml::has_several_documents(text) {
+                ConfigError::SeveralDocuments(path)
+            } else {
+                ConfigError::Syntax { path, source }
+            }
+        })
     }
 }
 

@@ -128,7 +128,7 @@ const FIELDS: &[Field] = &[
     field_of("metricsBindAddress", Kind::BindAddress { default_port: 10249 }),
     field_of("bindAddressHardFail", Kind::Bool).default("false"),
     field_of("enableProfiling", Kind::Bool).default("false"),
-    without_effect("showHiddenMetricsForVersion", Kind::OneOf(&["1.35"]), "shunt hides no metrics"),
+    without_effect("showHiddenMetricsForVersion", Kind::Text, "shunt hides no metrics"),
     field_of("mode", Kind::OneOf(MODES)),
     field_of("iptables.masqueradeBit", BIT).default("14").only_in(ALL_BUT_NFTABLES),
     field_of("iptables.masqueradeAll", Kind::Bool).default("false").only_in(ALL_BUT_NFTABLES),

@@ -49,6 +49,8 @@ pub(super) struct Settings {
     values: BTreeMap<&'static str, Setting>,
     defaults: BTreeMap<&'static str, Value>,
     invalid: Vec<InvalidSetting>,
+    /// Those that matter only if the mode of their section may run.
+    of_one_mode: Vec<(&'static str, InvalidSetting)>,
     ineffective: Vec<IneffectiveSetting>,
     pub(super) deprecated: Vec<DeprecatedSetting>,
 }
@@ -61,6 +63,7 @@ impl Default for Settings {
             values: BTreeMap::new(),
             defaults,
             invalid: Vec::new(),
+            of_one_mode: Vec::new(),
             ineffective: Vec::new(),
             deprecated: Vec::new(),
         }
@@ -116,8 +119,10 @@ impl Settings {
                 self.values.insert(field.path, setting);
             }
             Err(()) => {
-                let allowed = format!("must be {}", field.kind.allowed());
-                self.add_invalid(field.path.into(), written(yaml), allowed);
+                let allowed =
+                    format!("must be {}", field.kind.allowed_instead_of(yaml.as_str().unwrap_or("")));
+                let invalid = InvalidSetting { setting: field.path.into(), value: written(yaml), allowed };
+                self.add_invalid_field(field, invalid, field.kind.is_decodable(yaml));
             }
         }
     }
@@ -125,12 +130,39 @@ impl Settings {
     /// Adds a flag, which overrides the file.
     pub(super) fn add_flag(&mut self, flag: &'static str, path: &'static str, text: &str) {
         let Some(field) = schema::field(path) else { return };
-        match field.kind.read_text(text) {
-            Ok(value) => {
-                let written = format!("{text:?}");
-                self.values.insert(path, Setting { source: Source::Flag(flag), value, written });
+        if let Ok(value) = field.kind.read_text(text) {
+            let written = format!("{text:?}");
+            self.values.insert(path, Setting { source: Source::Flag(flag), value, written });
+        } else {
+            let allowed = format!("must be {}", field.kind.allowed_in_flag(text));
+            let invalid =
+                InvalidSetting { setting: format!("--{flag}"), value: format!("{text:?}"), allowed };
+            self.add_invalid_field(field, invalid, field.kind.is_parsable(text));
+        }
+    }
+
+    /// As upstream, checks values in the section of one mode only if that mode may run. What cannot
+    /// even be decoded is always an error.
+    fn add_invalid_field(&mut self, field: &'static Field, invalid: InvalidSetting, is_decodable: bool) {
+        let is_of_one_mode = ["ipvs.", "nftables."].iter().any(|section| field.path.starts_with(section));
+        if is_decodable && is_of_one_mode {
+            self.of_one_mode.push((field.path, invalid));
+        } else {
+            self.invalid.push(invalid);
+        }
+    }
+
+    /// Rejects the invalid settings in the sections of modes that may run.
+    pub(super) fn check_sections(&mut self, mode: Mode, mode_is_auto: bool) {
+        for (path, invalid) in std::mem::take(&mut self.of_one_mode) {
+            let Some(UsedBy::Modes(modes)) = schema::field(path).map(|field| field.used_by) else { continue };
+            let may_run = |used: &Mode| *used == mode || mode_is_auto && used.is_for_auto();
+            if modes.iter().any(may_run) {
+                self.invalid.push(invalid);
+            } else {
+                let InvalidSetting { setting, value, allowed } = invalid;
+                self.add_ineffective(setting, format!("{value}: {allowed}; the mode {mode} does not use it"));
             }
-            Err(()) => self.reject_flag(flag, text, &field.kind.allowed()),
         }
     }
 

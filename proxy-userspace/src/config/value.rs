@@ -22,7 +22,7 @@ const LOCALHOST: [&str; 2] = ["127.0.0.0/8", "::1/128"];
 const ALL_ADDRESSES: [&str; 2] = ["0.0.0.0/0", "::/0"];
 
 /// The type of a field.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Any text.
     Text,
@@ -110,6 +110,47 @@ impl Kind {
                 "a list of items with a filePattern (without = and commas) and a verbosity".into()
             }
             Self::Quantity => "a number of bytes, such as 512 or 4Ki".into(),
+        }
+    }
+
+    /// Returns the same for a flag with this value.
+    pub(super) fn allowed_in_flag(self, text: &str) -> String {
+        match self {
+            Self::FeatureGates => {
+                "names of feature gates with true or false, such as AllowServiceExternalIPs=false".into()
+            }
+            Self::VModule => "a list of PATTERN=VERBOSITY, such as conntrack=4,proxy*=2".into(),
+            _ => self.allowed_instead_of(text),
+        }
+    }
+
+    /// Returns the same for a field with this value.
+    pub(super) fn allowed_instead_of(self, text: &str) -> String {
+        let is_too_long = (self == Self::Duration || self.is_period()) && duration::is_too_long(text);
+        if is_too_long { format!("at most {}", duration::MAX) } else { self.allowed() }
+    }
+
+    /// Returns true if Go's decoder takes the value. What it means is checked later.
+    pub(super) fn is_decodable(self, yaml: &Yaml) -> bool {
+        match (self, yaml) {
+            (Self::Integer { .. }, Yaml::Number(number)) => {
+                number.as_i64().is_some_and(|number| i32::try_from(number).is_ok())
+            }
+            (Self::Cidrs, Yaml::Sequence(items)) => items.iter().all(Yaml::is_string),
+            (Self::Duration | Self::Period, Yaml::String(text)) => self.is_parsable(text),
+            _ => false,
+        }
+    }
+
+    /// Returns the same for a flag.
+    pub(super) fn is_parsable(self, text: &str) -> bool {
+        match self {
+            Self::Integer { .. } => go::integer(text).is_some_and(|number| i32::try_from(number).is_ok()),
+            Self::Cidrs => true,
+            Self::Duration | Self::Period => {
+                duration::parse(text.strip_prefix('-').unwrap_or(text)).is_some()
+            }
+            _ => false,
         }
     }
 

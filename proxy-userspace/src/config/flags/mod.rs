@@ -2,6 +2,7 @@
 
 mod generate;
 mod table;
+mod words;
 
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf};
 
@@ -58,20 +59,34 @@ pub struct Flags {
     pub top: Option<TopArguments>,
     /// The subcommand `completion` or `man`.
     pub generated: Option<Generated>,
-    /// Indices of [`FLAGS`] with their values.
-    given: Vec<(usize, String)>,
+    given: Vec<GivenFlag>,
+}
+
+#[derive(Clone, Debug)]
+struct GivenFlag {
+    /// The index in [`FLAGS`].
+    index: usize,
+    /// The name or the alias that was given.
+    name: &'static str,
+    text: String,
 }
 
 impl Flags {
     /// Reads a command line whose first item is the program's name. `--help` and `--version` also
     /// return `Err`.
     pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self, clap::Error> {
+        let mut command = command();
         let arguments = arguments.into_iter().filter_map(|argument| normalize(argument.into()));
-        let matches = command().try_get_matches_from(arguments)?;
+        let arguments = words::without_empty(arguments, &command);
+        let matches = command.try_get_matches_from_mut(&arguments)?;
         let given = FLAGS.iter().enumerate();
-        let given = given.filter_map(|(index, flag)| Some((index, joined(&matches, flag)?))).collect();
+        let given = given.filter_map(|(index, flag)| {
+            let name = words::given_name(flag, &arguments);
+            Some(GivenFlag { index, name, text: joined(&matches, flag)? })
+        });
+        let given = given.collect();
         let is_on = |name: &str| matches.get_one(name).copied().unwrap_or(false);
-        Ok(Self {
+        let flags = Self {
             config: matches.get_one("config").cloned(),
             write_config_to: matches.get_one("write-config-to").cloned(),
             init_only: is_on("init-only"),
@@ -83,7 +98,20 @@ impl Flags {
             cleanup: is_on("cleanup"),
             cleanup_own: is_on("cleanup-own"),
             given,
-        })
+        };
+        words::check(&mut command, &matches, &flags.tasks())?;
+        Ok(flags)
+    }
+
+    /// Returns the flags that ask for one task only.
+    fn tasks(&self) -> Vec<&'static str> {
+        let tasks = [
+            ("cleanup", self.cleanup),
+            ("cleanup-own", self.cleanup_own),
+            ("init-only", self.init_only),
+            ("write-config-to", self.write_config_to.is_some()),
+        ];
+        tasks.into_iter().filter_map(|(name, is_on)| is_on.then_some(name)).collect()
     }
 
     /// Returns each flag with the value that was given, or else with its default, for `/flagz`. As
@@ -99,31 +127,31 @@ impl Flags {
         ];
         let default = |flag: &Flag| flag.path().and_then(schema::field).map_or("", |field| field.default);
         let defaults = FLAGS.iter().map(|flag| (flag.name, default(flag).to_owned()));
-        let given = self.given.iter().map(|(index, text)| (FLAGS[*index].name, text.clone()));
+        let given = self.given.iter().map(|given| (FLAGS[given.index].name, given.text.clone()));
         once.into_iter().chain(defaults).chain(given).collect()
     }
 
     /// Returns true if shunt is to run: no flag asks for one task only.
-    pub const fn runs(&self) -> bool {
-        !self.cleanup && !self.cleanup_own && !self.init_only && self.write_config_to.is_none()
+    pub fn runs(&self) -> bool {
+        self.tasks().is_empty()
     }
 
     /// Adds the given flags to the settings. As with upstream, most flags of kube-proxy are ignored
     /// if there is a file (`Options.Complete`).
     pub(super) fn add_to(&self, settings: &mut Settings) {
         let text_of = |name: &str| {
-            self.given.iter().find(|(index, _)| FLAGS[*index].name == name).map(|(_, text)| text.as_str())
+            self.given.iter().find(|given| FLAGS[given.index].name == name).map(|given| &*given.text)
         };
-        for (index, text) in &self.given {
+        for GivenFlag { index, name, text } in &self.given {
             let flag = &FLAGS[*index];
             if self.config.is_some() && !flag.overrides_file {
                 let why = "ignored because --config is given, as with kube-proxy";
-                settings.add_ineffective(format!("--{}", flag.name), why);
+                settings.add_ineffective(format!("--{name}"), why);
                 continue;
             }
             match flag.sets {
-                Target::Field(path) => settings.add_flag(flag.name, path, text),
-                Target::Nothing(why) => settings.add_ineffective(format!("--{}", flag.name), why),
+                Target::Field(path) => settings.add_flag(name, path, text),
+                Target::Nothing(why) => settings.add_ineffective(format!("--{name}"), why),
                 Target::PortOf(other) => {
                     let [setting, instead] = [flag.name, other].map(|name| format!("--{name}"));
                     settings.deprecated.push(DeprecatedSetting { setting, instead });

@@ -84,6 +84,7 @@ fn resolve(mut settings: Settings, environment: &Environment, auto: Mode) -> Res
     let (mode_is_auto, mode) = (name == "auto", Mode::from_name(name));
     // An unknown name was rejected when it was read.
     let mode = mode.unwrap_or(auto);
+    settings.check_sections(mode, mode_is_auto);
     let (min_sync_period, sync_period) = sync_periods(&mut settings, mode);
     let (healthz_bind_address, metrics_bind_address) = bind_addresses(&settings);
     let feature_gates = FeatureGates::of(&settings);
@@ -107,7 +108,7 @@ fn resolve(mut settings: Settings, environment: &Environment, auto: Mode) -> Res
         localhost_node_ports: settings.is_true(LOCALHOST_NODE_PORTS),
         counted_services: counted_services(&settings),
         ebpf: ebpf(&mut settings, environment, mode == Mode::Ebpf && !mode_is_auto),
-        ipvs: ipvs(&mut settings),
+        ipvs: ipvs(&mut settings, mode),
         log_format: logging::format(&settings),
         log_filter: logging::filter(&mut settings, environment),
         reload_jitter: settings.duration("shunt.reload.jitter"),
@@ -176,11 +177,15 @@ fn node(settings: &Settings) -> NodeSettings {
     NodeSettings { conntrack, oom_score_adj: settings.integer("oomScoreAdj") }
 }
 
-fn ipvs(settings: &mut Settings) -> IpvsConfig {
+fn ipvs(settings: &mut Settings, mode: Mode) -> IpvsConfig {
     let scheduler: Arc<str> =
         settings.text("ipvs.scheduler").filter(|name| !name.is_empty()).unwrap_or("rr").into();
+    let is_used = mode == Mode::Ipvs;
     // `IP_VS_SCHEDNAME_MAXLEN`, with the final zero.
-    if scheduler.len() > 15 || !scheduler.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+    if is_used
+        && (scheduler.len() > 15
+            || !scheduler.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_'))
+    {
         settings.reject("ipvs.scheduler", "must be the name of a scheduler, such as rr, wrr, lc, sh or mh");
     }
     IpvsConfig {
@@ -188,19 +193,19 @@ fn ipvs(settings: &mut Settings) -> IpvsConfig {
         exclude_cidrs: settings.cidrs("ipvs.excludeCIDRs").unwrap_or_default().0,
         strict_arp: settings.is_true("ipvs.strictARP"),
         timeouts: Timeouts {
-            tcp: whole_seconds(settings, "ipvs.tcpTimeout"),
-            tcp_fin: whole_seconds(settings, "ipvs.tcpFinTimeout"),
-            udp: whole_seconds(settings, "ipvs.udpTimeout"),
+            tcp: whole_seconds(settings, "ipvs.tcpTimeout", is_used),
+            tcp_fin: whole_seconds(settings, "ipvs.tcpFinTimeout", is_used),
+            udp: whole_seconds(settings, "ipvs.udpTimeout", is_used),
         },
     }
 }
 
 /// Drops fractions of a second, as upstream does. The kernel multiplies by HZ (<= 1000) in an
 /// `int`.
-fn whole_seconds(settings: &mut Settings, path: &'static str) -> u32 {
+fn whole_seconds(settings: &mut Settings, path: &'static str, is_used: bool) -> u32 {
     const MAX: u64 = i32::MAX as u64 / 1000;
     let seconds = settings.duration(path).as_secs();
-    if seconds > MAX {
+    if is_used && seconds > MAX {
         settings.reject(path, format!("must not be longer than {MAX}s"));
     }
     u32::try_from(seconds).unwrap_or_default()
@@ -221,10 +226,11 @@ fn source(settings: &mut Settings) -> ObjectSource {
         }
         return ObjectSource::Manifests(directory);
     }
-    if !servers.iter().all(|url| is_http_url(url)) {
+    if !servers.iter().all(|server| is_server(server)) {
         settings.reject(
             "shunt.master",
-            "must be a URL such as https://192.168.0.1:6443, or several with commas between them",
+            "must be a URL such as https://192.168.0.1:6443, a host with or without a port, or several with commas between \
+             them",
         );
     }
     ObjectSource::Api { kubeconfig, servers, content_types: content_types(settings) }
@@ -251,8 +257,10 @@ fn content_types(settings: &mut Settings) -> Vec<ContentType> {
     }
 }
 
-fn is_http_url(text: &str) -> bool {
-    text.parse::<http::Uri>()
+/// Returns true for a URL, and as with client-go for one without its scheme.
+fn is_server(text: &str) -> bool {
+    let url = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    url.parse::<http::Uri>()
         .is_ok_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some())
 }
 

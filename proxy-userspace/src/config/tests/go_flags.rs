@@ -155,3 +155,32 @@ fn one_dash_takes_one_letter() {
     let wrong = Flags::parse(["shunt", "-profiling=true"]).expect_err("pflag rejects it too");
     assert!(wrong.to_string().contains("-p"), "{wrong}");
 }
+
+#[test]
+fn an_empty_word_means_nothing_unless_it_is_a_value() {
+    let parse = |words: &[&str]| Flags::parse([&["shunt"], words].concat()).expect("valid").values();
+    assert_eq!(parse(&["--mode=nftables", "", "--v", "4", ""]), parse(&["--mode=nftables", "-v", "4"]));
+    assert_eq!(parse(&["", "--cleanup", ""])["cleanup"], "true");
+    assert_eq!(parse(&["--cluster-cidr", "", "--mode", "ipvs"])["mode"], "ipvs");
+    assert_eq!(parse(&["--proxy_mode", "", "-v", "2"])["v"], "2");
+    Flags::parse(["shunt", "", "nonsense"]).expect_err("no subcommand");
+    Flags::parse(["shunt", "get", ""]).expect_err("no resource");
+}
+
+#[test]
+fn flags_of_which_one_would_be_ignored_are_refused() {
+    for (words, message) in [
+        (&["--cleanup", "--cleanup-own"][..], "--cleanup and --cleanup-own exclude each other"),
+        (&["--cleanup-own", "--init-only"], "--cleanup-own and --init-only exclude each other"),
+        (&["--write-config-to", "x", "--cleanup"], "--cleanup and --write-config-to exclude each other"),
+        (&["--cleanup", "get", "services"], "--cleanup has no meaning before the subcommand get"),
+        (&["--bpf-pin-dir=/x", "doctor"], "--bpf-pin-dir has no meaning before the subcommand doctor"),
+    ] {
+        let error = Flags::parse([&["shunt"], words].concat()).expect_err("refused");
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains(message), "{words:?}: {error}");
+    }
+    for words in [&["--cleanup", "--cleanup-own=false"][..], &["get", "services", "--bpf-pin-dir", "/x"]] {
+        Flags::parse([&["shunt"], words].concat()).expect("nothing is ignored");
+    }
+}

@@ -30,15 +30,24 @@ const BAD_FLAGS: &[(&str, &str)] = &[
         r#"--iptables-min-sync-period: "1m": must not be longer than iptables.syncPeriod, which is 30s"#,
     ),
     (
-        "--master=192.168.0.1",
-        r#"--master: "192.168.0.1": must be a URL such as https://192.168.0.1:6443, or several with commas between them"#,
+        "--proxy-mode=userspace",
+        r#"--proxy-mode: "userspace": must be one of auto, ebpf, nftables, iptables, ipvs"#,
     ),
     (
+        "--feature-gates=AllAlpha=yes",
+        r#"--feature-gates: "AllAlpha=yes": must be names of feature gates with true or false, such as AllowServiceExternalIPs=false"#,
+    ),
+    (
+        "--vmodule=foo",
+        r#"--vmodule: "foo": must be a list of PATTERN=VERBOSITY, such as conntrack=4,proxy*=2"#,
+    ),
+    ("--conntrack-udp-timeout=9999999h", r#"--conntrack-udp-timeout: "9999999h": must be at most 2555555h"#),
+    (
         "--master=https://192.168.0.1:6443,",
-        r#"--master: "https://192.168.0.1:6443,": must be a URL such as https://192.168.0.1:6443, or several with commas between them"#,
+        r#"--master: "https://192.168.0.1:6443,": must be a URL such as https://192.168.0.1:6443, a host with or without a port, or several with commas between them"#,
     ),
     ("--hostname-override= ", r#"--hostname-override: " ": must be the name of a Node"#),
-    ("--log-format=xml", r#"--logging-format: "xml": must be one of text, json"#),
+    ("--log-format=xml", r#"--log-format: "xml": must be one of text, json"#),
     (
         "--log-filter=shunt=loud",
         r#"--log-filter: "shunt=loud": must be a level (error, warn, info, debug, trace, off) or targets with levels, such as info,proxy_userspace=debug"#,
@@ -98,4 +107,29 @@ fn files_that_are_no_configuration_are_rejected() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "a: [").unwrap();
     assert!(read(file.path().to_str().unwrap()).ends_with("as YAML or JSON"));
+    std::fs::write(file.path(), format!("{HEAD}---\n{HEAD}")).unwrap();
+    assert!(read(file.path().to_str().unwrap()).contains("has several YAML documents"));
+    std::fs::write(file.path(), format!("\u{feff}{HEAD}")).unwrap();
+    let flags = Flags::parse(["shunt", "--config", file.path().to_str().unwrap()]).unwrap();
+    Config::load(&flags, &environment()).expect("a byte order mark means nothing");
+}
+
+/// Upstream validates the sections `ipvs` and `nftables` only in that mode.
+#[test]
+fn values_of_other_modes_are_not_checked() {
+    const FIELDS: &str = "ipvs: {excludeCIDRs: [x], tcpTimeout: -1s, udpTimeout: 999999h, scheduler: w-r}\n\
+                          nftables: {masqueradeBit: 99, syncPeriod: -1s}\n";
+    let of_mode = |mode: &str| format!("{HEAD}mode: {mode}\n{FIELDS}");
+    let named: Vec<_> =
+        load(&of_mode("iptables"), &[]).ineffective.into_iter().map(|one| one.setting).collect();
+    for path in ["ipvs.excludeCIDRs", "ipvs.tcpTimeout", "nftables.masqueradeBit", "nftables.syncPeriod"] {
+        assert!(named.iter().any(|name| name == path), "{path}: {named:?}");
+    }
+    assert_eq!(invalid(Some(&of_mode("ipvs")), &[]).len(), 4);
+    assert_eq!(invalid(Some(&of_mode("nftables")), &[]).len(), 2);
+    assert_eq!(invalid(Some(&of_mode("auto")), &[]).len(), 2, "auto may choose nftables");
+    load(&of_mode("iptables"), &["--ipvs-udp-timeout=-1s", "--ipvs-exclude-cidrs=x"]);
+    let undecodable =
+        format!("{HEAD}mode: iptables\nipvs: {{excludeCIDRs: x, strictARP: 1, tcpTimeout: often}}\n");
+    assert_eq!(invalid(Some(&undecodable), &[]).len(), 3);
 }

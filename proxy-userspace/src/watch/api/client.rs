@@ -6,7 +6,7 @@ use http::Uri;
 use kube::{
     Config,
     client::ConfigExt as _,
-    config::{Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError},
+    config::{Cluster, Context, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use tower::{ServiceBuilder, util::MapRequestLayer};
 use tracing::{info, warn};
@@ -68,6 +68,7 @@ async fn from_kubeconfig(path: &Path) -> Result<(Config, Option<Proxy>), WatchEr
         let url = without_credentials(url.as_deref().unwrap_or_default());
         WatchError::ProxyUrl { path: path.to_owned(), url, source }
     })?;
+    add_scheme(&mut kubeconfig);
     let options = KubeConfigOptions::default();
     let authority = certificate_authority(&mut kubeconfig);
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(failed)?;
@@ -107,6 +108,24 @@ fn take_proxy_url(kubeconfig: &mut Kubeconfig) -> Option<String> {
     url.filter(|url| !url.is_empty())
 }
 
+/// Adds the scheme to a server without one, as client-go's `DefaultServerURL` does: TLS if the
+/// kubeconfig has anything about it.
+fn add_scheme(kubeconfig: &mut Kubeconfig) {
+    let user = current_context(kubeconfig).and_then(|context| context.user.clone());
+    let user = kubeconfig.auth_infos.iter().find(|info| Some(&info.name) == user.as_ref());
+    let has_certificate = user
+        .and_then(|user| user.auth_info.as_ref())
+        .is_some_and(|user| user.client_certificate.is_some() || user.client_certificate_data.is_some());
+    let Some(cluster) = current_cluster(kubeconfig) else { return };
+    let has_tls = has_certificate
+        || cluster.certificate_authority.is_some()
+        || cluster.certificate_authority_data.is_some()
+        || cluster.insecure_skip_tls_verify == Some(true);
+    if let Some(server) = cluster.server.as_mut().filter(|server| !server.contains("://")) {
+        *server = format!("{}://{server}", if has_tls { "https" } else { "http" });
+    }
+}
+
 /// Returns the file with the certificates of the authority, unless the kubeconfig has them itself.
 fn certificate_authority(kubeconfig: &mut Kubeconfig) -> Option<String> {
     let cluster = current_cluster(kubeconfig)?;
@@ -116,10 +135,13 @@ fn certificate_authority(kubeconfig: &mut Kubeconfig) -> Option<String> {
 
 /// Returns the cluster that the kubeconfig uses.
 fn current_cluster(kubeconfig: &mut Kubeconfig) -> Option<&mut Cluster> {
+    let name = current_context(kubeconfig)?.cluster.clone();
+    kubeconfig.clusters.iter_mut().find(|cluster| cluster.name == name)?.cluster.as_mut()
+}
+
+fn current_context(kubeconfig: &Kubeconfig) -> Option<&Context> {
     let current = kubeconfig.current_context.as_deref();
-    let context = kubeconfig.contexts.iter().find(|context| Some(&*context.name) == current)?;
-    let name = &context.context.as_ref()?.cluster;
-    kubeconfig.clusters.iter_mut().find(|cluster| cluster.name == *name)?.cluster.as_mut()
+    kubeconfig.contexts.iter().find(|context| Some(&*context.name) == current)?.context.as_ref()
 }
 
 /// Returns the proxy of the kubeconfig, or else the proxy of the environment. `NO_PROXY` only
@@ -275,5 +297,29 @@ mod tests {
         assert!(log.contains("variable=\"HTTPS_PROXY\" value=\"***@a b\""), "{log}");
         assert!(log.contains("not a URL like http://192.0.2.1:3128; shunt connects"), "{log}");
         assert_eq!(log.lines().count(), 1, "{log}");
+    }
+
+    #[test]
+    fn a_server_without_a_scheme_gets_https_only_with_settings_of_tls() {
+        let server = |cluster: &str, user: &str| {
+            let text = format!(
+                "current-context: a\ncontexts: [{{name: a, context: {{cluster: b, user: c}}}}]\n\
+                 clusters: [{{name: b, cluster: {{{cluster}}}}}]\nusers: [{{name: c, user: {{{user}}}}}]\n"
+            );
+            let mut kubeconfig = Kubeconfig::from_yaml(&text).expect("a kubeconfig");
+            add_scheme(&mut kubeconfig);
+            current_cluster(&mut kubeconfig).and_then(|cluster| cluster.server.clone())
+        };
+        for (cluster, user, expected) in [
+            ("server: \"127.0.0.1:1\"", "", Some("http://127.0.0.1:1")),
+            ("server: \"[fd00::1]:1\"", "token: x", Some("http://[fd00::1]:1")),
+            ("server: api, certificate-authority: /ca", "", Some("https://api")),
+            ("server: api, insecure-skip-tls-verify: true", "", Some("https://api")),
+            ("server: api", "client-certificate: /c", Some("https://api")),
+            ("server: \"https://api\"", "", Some("https://api")),
+            ("", "", None),
+        ] {
+            assert_eq!(server(cluster, user).as_deref(), expected, "{cluster} {user}");
+        }
     }
 }
