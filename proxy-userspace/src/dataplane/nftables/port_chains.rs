@@ -65,10 +65,7 @@ impl AffinityChains {
 
     /// Returns the chain that selects an endpoint of a policy.
     pub(super) fn endpoints(&self, policy: TrafficPolicy) -> Name {
-        match policy {
-            TrafficPolicy::Cluster => name("service", &self.suffix),
-            TrafficPolicy::Local => name("local", &self.suffix),
-        }
+        selecting_chain(policy, &self.suffix)
     }
 
     /// Returns the chain for traffic from outside.
@@ -104,6 +101,20 @@ impl AffinityChains {
             }
         };
         self.chains.push((self.external(), rules));
+    }
+}
+
+/// Returns the names of the chains that select an endpoint, whether the service port has them or
+/// not.
+pub(super) fn selecting(service: &ServicePortName) -> [Name; 2] {
+    [TrafficPolicy::Cluster, TrafficPolicy::Local]
+        .map(|policy| selecting_chain(policy, &names::of_port(service)))
+}
+
+fn selecting_chain(policy: TrafficPolicy, suffix: &str) -> Name {
+    match policy {
+        TrafficPolicy::Cluster => name("service", suffix),
+        TrafficPolicy::Local => name("local", suffix),
     }
 }
 

@@ -346,8 +346,9 @@ fn ways() -> impl Strategy<Value = (Option<Balance>, Forwarding)> {
 }
 
 fn session_affinity() -> impl Strategy<Value = SessionAffinity> {
-    let seconds = NonZeroU32::MIN.saturating_add(10_799);
-    one_of(&[SessionAffinity::None, SessionAffinity::ClientIp { timeout_seconds: seconds }])
+    let client_ip =
+        |more: u32| SessionAffinity::ClientIp { timeout_seconds: NonZeroU32::MIN.saturating_add(more) };
+    one_of(&[SessionAffinity::None, SessionAffinity::None, client_ip(10_799), client_ip(59)])
 }
 
 fn node_ranges() -> impl Strategy<Value = Vec<ipnet::IpNet>> {

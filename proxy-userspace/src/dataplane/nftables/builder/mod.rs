@@ -126,7 +126,7 @@ impl<'a> PlanBuilder<'a> {
             }
         }
         self.remove_own(family, &before, &after);
-        self.write_own(family, &before, after);
+        self.write_own(key, &before, after);
         self.update.ports.push((key.clone(), port.cloned()));
     }
 

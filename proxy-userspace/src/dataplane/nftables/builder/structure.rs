@@ -6,7 +6,7 @@ use super::{Group, PlanBuilder, port_groups::PortGroup};
 use crate::{
     dataplane::nftables::{
         lists::{EndpointList, SizedList},
-        port_chains::ChainRules,
+        port_chains::{self, ChainRules},
         service::{self, PortObjects},
         sets::SharedSet,
         table::{self, COMMENT},
@@ -100,7 +100,8 @@ impl PlanBuilder<'_> {
 
     /// Writes the chains and sets of a service port as one group. A set with another specification
     /// is deleted and added again. Before that, the rules that use it are removed.
-    pub(super) fn write_own(&mut self, family: IpFamily, before: &PortObjects, after: PortObjects) {
+    pub(super) fn write_own(&mut self, key: &ServicePortKey, before: &PortObjects, after: PortObjects) {
+        let family = key.family;
         if before.chains.is_empty() && after.chains.is_empty() {
             return;
         }
@@ -116,8 +117,9 @@ impl PlanBuilder<'_> {
         let different: Vec<_> = after.sets.iter().filter(|set| is_different(set)).collect();
         let exists = |(name, _): &&ChainRules| table.chains.contains_key(name);
         if !different.is_empty() {
-            let existing = after.chains.iter().filter(exists);
-            group.extend(existing.map(|(name, _)| (family, Change::FlushChain(name.clone()))));
+            let users = chains_of_sets(key, before, &after);
+            let existing = users.into_iter().filter(|name| table.chains.contains_key(name));
+            group.extend(existing.map(|name| (family, Change::FlushChain(name))));
         }
         group.extend(different.iter().map(|set| (family, Change::DeleteSet(set.name.clone()))));
         let is_added = |set: &&Set| is_different(set) || !table.sets.contains_key(&set.name);
@@ -173,6 +175,14 @@ impl PlanBuilder<'_> {
         let sets = SharedSet::permanent().map(SharedSet::name);
         shared.chain(lists).chain(sized).chain(own).chain(sets).collect()
     }
+}
+
+/// Returns the chains that may have rules with a set of the service port. One that is no longer
+/// needed counts too, because it is deleted only at the end. The chains of an earlier process are
+/// not in `before`.
+fn chains_of_sets(key: &ServicePortKey, before: &PortObjects, after: &PortObjects) -> BTreeSet<Name> {
+    let known = before.chains.iter().chain(&after.chains).map(|(name, _)| name.clone());
+    known.chain(port_chains::selecting(&key.name)).collect()
 }
 
 fn additions_of_rules(family: IpFamily, chains: Vec<ChainRules>) -> impl Iterator<Item = (IpFamily, Change)> {

@@ -123,6 +123,30 @@ fn new_affinity_timeout_replaces_the_sets() {
     insta::assert_snapshot!("timeout", change(sticky(10800), sticky(60)));
 }
 
+/// The chain of the old policy looks up the clients in the sets that are deleted.
+#[test]
+fn affinity_timeout_and_policy_change_together() {
+    let sticky = |seconds, policy| {
+        let affinity_timeout = std::num::NonZeroU32::new(seconds);
+        let local_endpoints = endpoints(&["10.244.1.11:8080!"]);
+        let has_local = policy == TrafficPolicy::Local;
+        ResolvedPort {
+            affinity_timeout,
+            internal_policy: policy,
+            cluster_endpoints: if has_local { Vec::new() } else { local_endpoints.clone() },
+            local_endpoints: if has_local { local_endpoints } else { Vec::new() },
+            ..web(&["10.244.1.11:8080!"])
+        }
+    };
+    let (before, after) = (sticky(10800, TrafficPolicy::Cluster), sticky(60, TrafficPolicy::Local));
+    insta::assert_snapshot!("timeout_and_policy", change(before.clone(), after.clone()));
+    let mut kernel = programmed(&with(before));
+    let mut state = restarted(&kernel);
+    let catching_up = plan(&state, &with(after.clone()), &Dirty::everything());
+    apply_to(&mut kernel, &mut state, catching_up);
+    assert_eq!(without_lists(&state), without_lists(&programmed(&with(after))));
+}
+
 /// The first service port has no endpoint for its other external address any more, and its chains
 /// say so at once.
 #[test]
@@ -173,27 +197,29 @@ fn new_local_detector_rewrites_its_rules() {
 #[test]
 fn objects_of_kube_proxy_are_removed() {
     let snapshot = with(web(&["10.244.2.11:8080"]));
-    let mut state = restarted(&programmed(&snapshot));
+    let mut kernel = programmed(&snapshot);
     let theirs = ["service-UEU3GDQ7-default/af/tcp/", "endpoint-UPR4LYLF-default/af/tcp/__10.244.1.11/8080"];
-    let table = state.table_mut(IpFamily::V4);
-    table.chains.extend(theirs.map(|name| (Name::from(name), None)));
+    let table = kernel.table_mut(IpFamily::V4);
+    table.chains.extend(theirs.map(|name| (Name::from(name), Some(Vec::new()))));
     let key = Destination { address: Some(ip("10.99.0.1")), protocol: Protocol::Tcp, port: 80 }.key();
     let value = ElementValue::verdict(Verdict::Goto(theirs[0].into()), Some("default/af".into()));
     table.elements.insert((SharedSet::ServiceIps, key), Element { value, references: 0 });
+    let mut state = restarted(&kernel);
     let takeover = plan(&state, &snapshot, &Dirty::everything());
     let text = takeover.to_string();
     assert!(text.contains("delete chain ip kube-proxy service-UEU3GDQ7-default/af/tcp/\n"), "{text}");
-    apply(&mut state, takeover);
+    apply_to(&mut kernel, &mut state, takeover);
     assert_eq!(without_lists(&state), without_lists(&programmed(&snapshot)));
 }
 
 #[test]
 fn table_with_different_sets_is_rebuilt() {
     let snapshot = with(web(&["10.244.2.11:8080"]));
-    let mut state = restarted(&programmed(&snapshot));
+    let mut kernel = programmed(&snapshot);
+    let mut state = restarted(&kernel);
     state.table_mut(IpFamily::V4).is_foreign = true;
     let rebuild = plan(&state, &snapshot, &Dirty::everything());
     assert_eq!(rebuild.transactions[0][0], (IpFamily::V4, Change::DeleteTable));
-    apply(&mut state, rebuild);
+    apply_to(&mut kernel, &mut state, rebuild);
     assert_eq!(without_lists(&state), without_lists(&programmed(&snapshot)));
 }

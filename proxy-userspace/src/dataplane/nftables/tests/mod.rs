@@ -36,15 +36,26 @@ fn empty() -> State {
 
 /// Records a plan as `apply` does when the kernel accepts everything.
 fn apply(state: &mut State, plan: Plan) {
+    apply_to(&mut state.clone(), state, plan);
+}
+
+/// As [`apply`], for a process that does not know all rules in the kernel.
+fn apply_to(kernel: &mut State, state: &mut State, plan: Plan) {
     for (family, change) in plan.transactions.into_iter().flatten() {
-        check(state, family, &change);
+        commit(kernel, family, change.clone());
         state.record(family, change);
     }
     state.update(plan.update, &[]);
 }
 
-/// Fails where the kernel would: if a new object exists, an old one does not, or a deleted one is
-/// in use.
+/// Makes a change in the kernel. `kernel` has all rules.
+fn commit(kernel: &mut State, family: IpFamily, change: Change) {
+    check(kernel, family, &change);
+    kernel.record(family, change);
+}
+
+/// Fails where the kernel would: if a new object exists, an old one does not, or a rule or an
+/// element uses a deleted one (EBUSY).
 fn check(state: &State, family: IpFamily, change: &Change) {
     let table = state.table(family);
     let shared = |set: &Set| SharedSet::from_name(&set.name).expect("a shared set");
@@ -68,11 +79,7 @@ fn check(state: &State, family: IpFamily, change: &Change) {
         Change::AddSet(set) => assert!(table.exists && !has_set(&set.name), "{}", set.name),
         Change::DeleteSet(set) => {
             assert!(has_set(set), "{set}");
-            let rules = table.chains.values().flatten().flatten();
-            assert!(
-                rules.flat_map(|rule| referenced_names(&rule.statements)).all(|name| name != *set),
-                "{set} is in use"
-            );
+            assert!(!is_in_rule(table, set), "{set} is in use");
         }
         Change::AddElement(set, key, value) => {
             assert!(has_set(&set.name) && !table.elements.contains_key(&(shared(set), *key)));
@@ -97,9 +104,13 @@ fn referenced_names(statements: &[Statement]) -> Vec<Name> {
 }
 
 fn is_referenced(table: &Table, chain: &Name) -> bool {
+    is_in_rule(table, chain) || table.elements.values().any(|element| goto(&element.value) == Some(chain))
+}
+
+fn is_in_rule(table: &Table, name: &Name) -> bool {
+    assert!(table.chains.values().all(Option::is_some), "the kernel knows its rules");
     let rules = table.chains.values().flatten().flatten();
-    let by_rule = rules.flat_map(|rule| referenced_names(&rule.statements)).any(|name| name == *chain);
-    by_rule || table.elements.values().any(|element| goto(&element.value) == Some(chain))
+    rules.flat_map(|rule| referenced_names(&rule.statements)).any(|used| used == *name)
 }
 
 fn goto(value: &ElementValue) -> Option<&Name> {
