@@ -348,6 +348,28 @@ fn table_with_sets_of_another_shape_is_replaced_at_once() {
     daemon.stop();
 }
 
+/// shunt does not see the element for all other destinations, and cannot delete the chain to which
+/// it leads.
+#[test]
+fn table_with_a_hidden_element_in_the_way_is_written_again() {
+    let namespace = Namespace::enter();
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let hidden = format!("{KUBE_PROXYS}\nadd element ip {TABLE} service-ips {{ * : goto theirs }}");
+    let hidden = hidden.replace("chain nat-prerouting", "chain theirs { }\n chain nat-prerouting");
+    std::fs::write(file.path(), hidden).expect("written");
+    nft(&["-f", &file.path().display().to_string()]);
+    assert!(listing().contains("* : goto theirs"), "nft takes it: {}", listing());
+    let daemon = Daemon::start_in(namespace);
+    daemon.set_endpoint("10.244.1.1");
+    daemon.wait_until("nothing is in the way", || !listing().contains("theirs"));
+    let observed = daemon.observed.load(Ordering::SeqCst);
+    assert!(observed >= 3, "the kernel refused two plans, of {observed}");
+    daemon.wait_until("the endpoint is served", || leads_to("10.244.1.1 . 8080"));
+    daemon.set_endpoint("10.244.1.2");
+    daemon.wait_until("changes are accepted", || leads_to("10.244.1.2 . 8080"));
+    daemon.stop();
+}
+
 #[test]
 fn transaction_refused_in_one_family_is_made_in_the_other() {
     let _namespace = Namespace::enter();

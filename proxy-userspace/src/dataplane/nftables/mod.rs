@@ -43,6 +43,7 @@ mod lists;
 mod names;
 mod plan;
 mod port_chains;
+mod refusals;
 mod service;
 mod sets;
 mod state;
@@ -55,6 +56,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 pub use self::{drift::HeldTables, plan::Plan, state::State, table::TABLE};
 use self::{
+    refusals::Refusals,
     sets::{Destination, SharedSet},
     state::{Element, Table},
 };
@@ -91,6 +93,7 @@ pub struct Nftables {
     /// The families whose table could not be read. `apply` reports the errors.
     unread: Vec<(IpFamily, KernelError)>,
     failures: FailureCounters,
+    refusals: Refusals,
 }
 
 /// An error of the nftables dataplane.
@@ -115,6 +118,7 @@ impl Nftables {
             has_observed: false,
             unread: Vec::new(),
             failures: FailureCounters::default(),
+            refusals: Refusals::default(),
         })
     }
 
@@ -167,12 +171,7 @@ impl Dataplane for Nftables {
         // The flag is cleared first: a change during the reading sets it again.
         self.changed.take();
         self.unread.clear();
-        let tables = IpFamily::ALL.map(|family| {
-            read_table(&mut self.socket, family).unwrap_or_else(|error| {
-                self.unread.push((family, error));
-                Table::default()
-            })
-        });
+        let tables = IpFamily::ALL.map(|family| self.read(family));
         let unread: Vec<IpFamily> = self.unread.iter().map(|(family, _)| *family).collect();
         if unread.len() == IpFamily::ALL.len()
             && let Some((_, error)) = self.unread.pop()
@@ -182,6 +181,7 @@ impl Dataplane for Nftables {
         if !std::mem::replace(&mut self.has_observed, true) {
             self.add_former_udp_destinations(&tables);
         }
+        self.refusals.read();
         let is_uncertain = !unread.is_empty();
         let masquerade_mark = self.masquerade_mark;
         Ok(State { tables, masquerade_mark, is_uncertain, unread, ..State::default() })
@@ -206,6 +206,8 @@ impl Dataplane for Nftables {
                 errors.push((family, error));
             }
         }
+        let read = IpFamily::ALL.into_iter().filter(|family| !state.unread.contains(family));
+        self.refusals.applied(read.map(|family| (family, !failed.contains(&family))));
         state.update(plan.update, &failed);
         let errors = errors.into_iter().map(|(family, error)| (Some(family), error.into()));
         families::first_error(errors.collect()).map_or(Ok(()), Err)
@@ -247,6 +249,20 @@ impl Dataplane for Nftables {
 }
 
 impl Nftables {
+    /// Reads the table of a family. If the kernel refuses every change of it, it has to be deleted
+    /// and added again.
+    fn read(&mut self, family: IpFamily) -> Table {
+        let mut table = read_table(&mut self.socket, family).unwrap_or_else(|error| {
+            self.unread.push((family, error));
+            Table::default()
+        });
+        if table.exists && self.refusals.needs_rebuild(family) {
+            tracing::warn!(%family, "the kernel refuses changes of the table {TABLE}; writing it again");
+            table.is_foreign = true;
+        }
+        table
+    }
+
     /// Commits a transaction. If it fails and has changes of both families, commits each family
     /// separately. Returns the families that failed.
     fn commit(
