@@ -325,6 +325,22 @@ fn own_changes_are_not_foreign_and_cause_no_observation() {
     daemon.stop();
 }
 
+#[test]
+fn unknown_map_is_removed_with_the_chain_to_which_it_leads() {
+    let namespace = Namespace::enter();
+    nft(&["add", "table", "ip", TABLE]);
+    nft(&["add", "chain", "ip", TABLE, "theirs"]);
+    let map = "{ type ipv4_addr : verdict; elements = { 10.1.1.1 : goto theirs }; }";
+    nft(&["add", "map", "ip", TABLE, "their-map", map]);
+    assert!(listing().contains("goto theirs"), "nft takes it");
+    let daemon = Daemon::start_in(namespace);
+    daemon.set_endpoint("10.244.1.1");
+    daemon.wait_until("the endpoint is served", || leads_to("10.244.1.1 . 8080"));
+    assert!(!listing().contains("their"), "{}", listing());
+    assert_eq!(daemon.observed.load(Ordering::SeqCst), 1, "the kernel accepts the first plan");
+    daemon.stop();
+}
+
 /// A table of the same name with sets of another shape is replaced in one transaction: a listing
 /// always shows the old or the new one.
 #[test]

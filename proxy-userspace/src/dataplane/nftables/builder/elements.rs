@@ -81,7 +81,8 @@ impl PlanBuilder<'_> {
     }
 
     /// Returns the removals of unneeded chains and sets. All rules are removed first, because they
-    /// may lead to other unneeded chains.
+    /// may lead to other unneeded chains or use the sets. The chains are last, because elements of
+    /// unneeded maps may lead to them.
     fn removals(&mut self) -> Group {
         let chains = std::mem::take(&mut self.unneeded_chains);
         let sets = std::mem::take(&mut self.unneeded_sets);
@@ -89,7 +90,7 @@ impl PlanBuilder<'_> {
         let rules: Group = rules.collect();
         let chains = chains.into_iter().map(|(family, chain)| (family, Change::DeleteChain(chain)));
         let sets = sets.into_iter().map(|(family, set)| (family, Change::DeleteSet(set)));
-        rules.into_iter().chain(chains).chain(sets).collect()
+        rules.into_iter().chain(sets).chain(chains).collect()
     }
 
     /// Returns the group of service ports with their destinations.
