@@ -341,27 +341,53 @@ fn unknown_map_is_removed_with_the_chain_to_which_it_leads() {
     daemon.stop();
 }
 
-/// A table of the same name with sets of another shape is replaced in one transaction: a listing
-/// always shows the old or the new one.
+/// A table of the same name with sets of another shape, or with the hooks of kube-proxy 1.33, is
+/// replaced in one transaction: a listing always shows the old or the new one.
 #[test]
-fn table_with_sets_of_another_shape_is_replaced_at_once() {
-    let namespace = Namespace::enter();
-    let file = tempfile::NamedTempFile::new().expect("a file");
-    let foreign = format!(
-        "table ip {TABLE} {{ set cluster-ips {{ type inet_service; elements = {{ 80 }}; }}; chain theirs {{ }}; }}"
+fn table_with_other_sets_or_hooks_is_replaced_at_once() {
+    for theirs in [
+        "set cluster-ips { type inet_service; elements = { 80 }; }",
+        "chain filter-output { type filter hook output priority -110; }",
+    ] {
+        let namespace = Namespace::enter();
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), format!("table ip {TABLE} {{ {theirs}; chain theirs {{ }}; }}"))
+            .expect("written");
+        nft(&["-f", &file.path().display().to_string()]);
+        let whose =
+            |listing: &str| (listing.contains("chain theirs"), listing.contains("chain nat-prerouting"));
+        assert_eq!(whose(&nft(&["list", "table", "ip", TABLE])), (true, false), "{theirs}");
+        let daemon = Daemon::start_in(namespace);
+        daemon.set_endpoint("10.244.1.1");
+        daemon.wait_until("the endpoint is served", || {
+            let (is_theirs, is_ours) = whose(&nft(&["list", "table", "ip", TABLE]));
+            assert!(is_theirs != is_ours, "theirs {is_theirs}, ours {is_ours}");
+            leads_to("10.244.1.1 . 8080")
+        });
+        let output = nft(&["list", "chain", "ip", TABLE, "filter-output"]);
+        assert!(output.contains("hook output priority filter;"), "{output}");
+        daemon.stop();
+    }
+}
+
+#[test]
+fn table_of_an_earlier_process_is_kept() {
+    let _namespace = Namespace::enter();
+    let settings = NftablesSettings { masquerade: 1 << 14 };
+    let plan_of_new_process = || {
+        let mut dataplane = Nftables::new(&settings, Arc::default()).expect("nf_tables");
+        let state = dataplane.observe().expect("the tables can be read");
+        let plan = Nftables::plan(&state, &Snapshot::default(), &Dirty::everything());
+        (dataplane, state, plan)
+    };
+    let (mut dataplane, mut state, plan) = plan_of_new_process();
+    dataplane.apply(&mut state, plan).expect("the kernel accepts it");
+    let (_, _, plan) = plan_of_new_process();
+    let mut changes = plan.transactions.iter().flatten();
+    assert!(
+        changes.all(|(_, change)| matches!(change, Change::FlushChain(_) | Change::AddRule(..))),
+        "{plan}"
     );
-    std::fs::write(file.path(), foreign).expect("written");
-    nft(&["-f", &file.path().display().to_string()]);
-    let whose = |listing: &str| (listing.contains("chain theirs"), listing.contains("chain nat-prerouting"));
-    assert_eq!(whose(&nft(&["list", "table", "ip", TABLE])), (true, false));
-    let daemon = Daemon::start_in(namespace);
-    daemon.set_endpoint("10.244.1.1");
-    daemon.wait_until("the endpoint is served", || {
-        let (is_theirs, is_ours) = whose(&nft(&["list", "table", "ip", TABLE]));
-        assert!(is_theirs != is_ours, "theirs {is_theirs}, ours {is_ours}");
-        leads_to("10.244.1.1 . 8080")
-    });
-    daemon.stop();
 }
 
 /// shunt does not see the element for all other destinations, and cannot delete the chain to which

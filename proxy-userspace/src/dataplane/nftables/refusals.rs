@@ -3,7 +3,10 @@
 //!
 //! A plan starts from what was listed, which is not all there is: of rules only the chains are
 //! known, and of maps of others only the names. What is missing can be in the way, and then every
-//! plan fails in the same way. Deleting the table needs no such knowledge.
+//! plan fails in the same way. Deleting the table needs no such knowledge: the kernel does not ask
+//! which of its objects use each other. This also completes a takeover from kube-proxy on kernels
+//! without c1592a89942e, where chains cannot be deleted together with the rules that lead to them
+//! by anonymous maps.
 
 use crate::model::IpFamily;
 

@@ -5,10 +5,15 @@ use std::{
     sync::Arc,
 };
 
-use super::{lists::SizedList, port_chains::ChainRules, sets::SharedSet, table::RuleSettings};
+use super::{
+    lists::SizedList,
+    port_chains::ChainRules,
+    sets::SharedSet,
+    table::{self, RuleSettings},
+};
 use crate::{
-    kernel::nftables::{Change, ElementKey, ElementValue, Name, Rule, SetSpec, TableListing},
-    model::{IpFamily, ResolvedPort, ServicePortKey},
+    kernel::nftables::{Chain, Change, ElementKey, ElementValue, Hook, Name, Rule, SetSpec, TableListing},
+    model::{IpFamily, NodeView, ResolvedPort, ServicePortKey},
 };
 
 /// The contents of both tables.
@@ -34,8 +39,8 @@ pub struct State {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Table {
     pub(super) exists: bool,
-    /// A set of shunt exists with another specification. The table has to be deleted and added
-    /// again.
+    /// A set of shunt exists with another specification, or a chain with another hook, or the
+    /// kernel refuses changes of the table. It has to be deleted and added again.
     pub(super) is_foreign: bool,
     pub(super) elements: HashMap<(SharedSet, ElementKey), Element>,
     /// The chains, with their rules if these are known.
@@ -101,8 +106,8 @@ impl Table {
         };
         Self {
             exists: listing.exists,
-            is_foreign: SharedSet::all().any(is_different),
-            chains: listing.chains.into_iter().map(|name| (name, None)).collect(),
+            is_foreign: SharedSet::all().any(is_different) || has_other_hooks(family, &listing.chains),
+            chains: listing.chains.into_iter().map(|chain| (chain.name, None)).collect(),
             sets: listing.sets.into_iter().collect(),
             ..Self::default()
         }
@@ -112,4 +117,16 @@ impl Table {
     pub(super) fn has(&self, (name, rules): &ChainRules) -> bool {
         self.chains.get(name).is_some_and(|known| known.as_ref() == Some(rules))
     }
+}
+
+/// Returns true if a chain that always exists has another hook, type or priority, as in kube-proxy
+/// 1.33 and before: its filter chains of the same names run before DNAT. A chain keeps its hook as
+/// long as it exists.
+fn has_other_hooks(family: IpFamily, listed: &[Chain]) -> bool {
+    // Neither names nor hooks depend on the settings.
+    let settings = RuleSettings::new(0, &NodeView::default());
+    let wanted = table::chains(&settings, family);
+    let wanted: HashMap<&Name, Option<Hook>> =
+        wanted.iter().map(|(chain, _)| (&chain.name, chain.hook)).collect();
+    listed.iter().any(|chain| wanted.get(&chain.name).is_some_and(|hook| *hook != chain.hook))
 }

@@ -10,6 +10,7 @@ use netlink_packet_core::NLM_F_DUMP;
 
 use super::{
     IpFamily, NftFamily, Nftables,
+    change::{Chain, Hook},
     element::{ElementData, ElementKey, ElementValue},
     set::SetSpec,
     socket::nftables_type,
@@ -26,8 +27,8 @@ use crate::kernel::{
 pub struct TableListing {
     /// The table exists.
     pub exists: bool,
-    /// Its chains.
-    pub chains: Vec<Name>,
+    /// Its chains, with the hooks of base chains.
+    pub chains: Vec<Chain>,
     /// Its named sets and maps.
     pub sets: BTreeMap<Name, SetSpec>,
 }
@@ -48,7 +49,7 @@ impl Nftables {
             return Ok(TableListing::default());
         }
         let chains = self.list(NFT_MSG_GETCHAIN, family, &object, write_table, |found| {
-            found.string(NFTA_CHAIN_NAME).filter(|_| in_table(found)).map(Name::from)
+            read_chain(found).filter(|_| in_table(found))
         })?;
         let sets = self.list(NFT_MSG_GETSET, family, &object, write_table, |found| {
             let spec = SetSpec::read(found);
@@ -134,9 +135,26 @@ impl Nftables {
     }
 }
 
-/// Reads an answer as a set and as a list of elements, for fuzz targets.
+fn read_chain(found: Attributes<'_>) -> Option<Chain> {
+    let name = found.string(NFTA_CHAIN_NAME)?.into();
+    let hook = found.nested(NFTA_CHAIN_HOOK).map(|hook| Hook {
+        kind: match found.string(NFTA_CHAIN_TYPE) {
+            Some("filter") => "filter",
+            Some("nat") => "nat",
+            Some("route") => "route",
+            _ => "?",
+        },
+        // A hook without a number or a priority differs from all wanted hooks.
+        number: hook.be_int(NFTA_HOOK_HOOKNUM).unwrap_or(c_int::MIN),
+        priority: hook.be_int(NFTA_HOOK_PRIORITY).unwrap_or(c_int::MIN),
+    });
+    Some(Chain { name, hook })
+}
+
+/// Reads an answer as a chain, as a set and as a list of elements, for fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub(in crate::kernel) fn read_any(answer: Attributes<'_>) {
+    read_chain(answer);
     SetSpec::read(answer);
     let fields = [super::FieldType::Address, super::FieldType::Port];
     elements(answer, read_address);

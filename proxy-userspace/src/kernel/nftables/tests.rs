@@ -17,6 +17,7 @@ const TABLE: &str = "kube-proxy";
 const KEY: &[FieldType] = &[FieldType::Address, FieldType::Protocol, FieldType::Port];
 const SLOT: &[FieldType] = &[FieldType::Address, FieldType::Protocol, FieldType::Port, FieldType::Number];
 const ENDPOINT: &[FieldType] = &[FieldType::Address, FieldType::Port];
+const HOOK: Hook = Hook { kind: "nat", number: 4, priority: 100 };
 const DESTINATION: [Selector; 3] = [Selector::Destination, Selector::Protocol, Selector::DestinationPort];
 
 fn set(name: &str, key: &'static [FieldType], kind: SetKind) -> &'static Set {
@@ -94,7 +95,6 @@ fn range_text(family: IpFamily) -> &'static str {
 
 fn structure() -> Vec<Change> {
     let chain = |name: &str, hook| Change::AddChain(Chain { name: name.into(), hook });
-    let hook = Hook { kind: "nat", number: 4, priority: 100 };
     let sets = [
         set("cluster-ips", &[FieldType::Address], SetKind::Plain),
         set("clients", &[FieldType::Address], SetKind::Dynamic(Duration::from_hours(3), 65535)),
@@ -103,7 +103,7 @@ fn structure() -> Vec<Change> {
     ];
     let mut changes = vec![Change::AddTable("rules")];
     changes.extend(sets.map(|set| Change::AddSet(set.clone())));
-    changes.extend([chain("hooked", Some(hook)), chain("there", None), chain("here", None)]);
+    changes.extend([chain("hooked", Some(HOOK)), chain("there", None), chain("here", None)]);
     changes
 }
 
@@ -210,8 +210,10 @@ fn table_is_listed_with_its_chains_and_sets() {
             nft(&["-f", "-"], &unnamed);
             nftables.commit(TABLE, &whole_table(family)).unwrap_or_else(|error| panic!("{error}"));
             let mut listed = nftables.list_table(family, TABLE).unwrap();
-            listed.chains.sort();
-            assert_eq!(listed.chains, ["here", "hooked", "mapped", "there"].map(Name::from));
+            listed.chains.sort_by(|one, other| one.name.cmp(&other.name));
+            let chain = |(name, hook): (&str, _)| Chain { name: name.into(), hook };
+            let expected = [("here", None), ("hooked", Some(HOOK)), ("mapped", None), ("there", None)];
+            assert_eq!(listed.chains, expected.map(chain));
             assert_eq!(listed.sets.len(), 4, "{:?}", listed.sets);
             for change in structure() {
                 if let Change::AddSet(set) = change {

@@ -223,3 +223,21 @@ fn table_with_different_sets_is_rebuilt() {
     apply_to(&mut kernel, &mut state, rebuild);
     assert_eq!(without_lists(&state), without_lists(&programmed(&snapshot)));
 }
+
+#[test]
+fn chain_with_another_hook_makes_its_table_foreign() {
+    let is_foreign = |name: &str, hook| {
+        let chains = vec![Chain { name: name.into(), hook }];
+        let listing = TableListing { exists: true, chains, ..TableListing::default() };
+        Table::from_listing(IpFamily::V4, listing).is_foreign
+    };
+    let hook = Hook { kind: "filter", number: libc::NF_INET_LOCAL_OUT, priority: 0 };
+    assert!(!is_foreign("filter-output", Some(hook)));
+    assert!(is_foreign("filter-output", Some(Hook { priority: -110, ..hook })), "as in kube-proxy 1.33");
+    assert!(is_foreign("filter-output", Some(Hook { number: libc::NF_INET_FORWARD, ..hook })));
+    assert!(is_foreign("filter-output", Some(Hook { kind: "route", ..hook })));
+    assert!(is_foreign("filter-output", None));
+    assert!(!is_foreign("services", None));
+    assert!(is_foreign("services", Some(hook)));
+    assert!(!is_foreign("filter-output-post-dnat", Some(hook)), "it can be deleted");
+}

@@ -16,7 +16,9 @@ use super::{
 };
 use crate::{
     dataplane::PlanSize as _,
-    kernel::nftables::{Change, ElementKey, ElementValue, Name, Set, Statement, Verdict},
+    kernel::nftables::{
+        Chain, Change, ElementKey, ElementValue, Hook, Name, Set, Statement, TableListing, Verdict,
+    },
     model::{
         ClientLocation, Dirty, Frontend, FrontendKind, IpFamily, LocalTrafficDetector, NodeView, Protocol,
         ResolvedEndpoint, ResolvedPort, ServicePortKey, Snapshot, TrafficPolicy,
