@@ -3,8 +3,8 @@
 //!
 //! There is one listener for each Service, family and address. As with upstream, a Service with a
 //! check in one family is answered in both if its port is open on all addresses: Go listens so on
-//! `0.0.0.0`. shunt retries listeners that it cannot open. When it closes a listener, it also closes idle connections, so that no load
-//! balancer keeps using a port that is gone.
+//! `0.0.0.0`. shunt retries listeners that it cannot open. When it closes a listener, it also
+//! closes idle connections, so that no load balancer keeps using a port that is gone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

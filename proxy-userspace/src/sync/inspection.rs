@@ -60,8 +60,9 @@ impl Inspected<'_> {
     }
 
     /// Returns what reads the kernel to compare it. `None` if it is not known what the kernel
-    /// should hold.
+    /// should hold, as before the first sync.
     pub fn held_reader(&self) -> Option<HeldReader> {
+        self.programmed.first?;
         self.renderer.held_reader()
     }
 

@@ -23,9 +23,15 @@ pub(super) struct KernelReads {
 
 impl KernelReads {
     /// Reads the kernel while the objects are on their way. If that fails, the first sync reads it,
-    /// and reports the error.
+    /// and reports the error. An error about one IP family is reported by the first sync too, which
+    /// leaves the family to the retry that follows.
     pub(super) fn read_ahead(&mut self, renderer: &mut dyn Renderer) {
         self.ahead = renderer.observe().is_ok().then(Instant::now);
+    }
+
+    /// Forgets what was read ahead: somebody else has changed it.
+    pub(super) const fn distrust(&mut self) {
+        self.ahead = None;
     }
 
     /// Reads the kernel for a sync of everything.

@@ -241,6 +241,7 @@ impl SyncLoop {
                 }
                 () = inputs.drift.notified() => {
                     self.schedule.suspect_drift();
+                    self.kernel_reads.distrust();
                     self.renderer.distrust();
                 }
                 Some(request) = inputs.requests.recv() => match request {

@@ -67,7 +67,8 @@ impl NodeWait {
             is_unknown: waits,
             is_over: !waits,
             needs_pod_cidrs: settings.detect_local == DetectLocalMode::NodeCidr,
-            needs_addresses: matches!(settings.node_port_addresses, NodePortAddresses::Primary { .. }),
+            needs_addresses: settings.bind_address.is_none()
+                && matches!(settings.node_port_addresses, NodePortAddresses::Primary { .. }),
             ..Self::default()
         }
     }

@@ -147,11 +147,8 @@ impl Nftables {
 /// Reads the table of a family, without rules.
 fn read_table(socket: &mut nftables::Nftables, family: IpFamily) -> Result<Table, KernelError> {
     let mut table = Table::from_listing(family, socket.list_table(family, TABLE)?);
-    if table.is_foreign {
-        return Ok(table);
-    }
     for set in SharedSet::all() {
-        if table.sets.contains_key(&set.name()) {
+        if table.sets.get(&set.name()) == Some(&set.definition().spec(family)) {
             let elements = socket.list_elements(family, TABLE, &set.name())?.into_iter();
             let element = |(key, value)| ((set, key), Element { value, references: 0 });
             table.elements.extend(elements.map(element));
@@ -207,7 +204,8 @@ impl Dataplane for Nftables {
             }
         }
         let read = IpFamily::ALL.into_iter().filter(|family| !state.unread.contains(family));
-        self.refusals.applied(read.map(|family| (family, !failed.contains(&family))));
+        let error = |family| errors.iter().find(|(of, _)| *of == family).map(|(_, error)| error);
+        self.refusals.applied(read.map(|family| (family, error(family))));
         state.update(plan.update, &failed);
         let errors = errors.into_iter().map(|(family, error)| (Some(family), error.into()));
         families::first_error(errors.collect()).map_or(Ok(()), Err)

@@ -107,6 +107,10 @@ const MAX_CHANGES_OF_REBUILD: usize = 400_000;
 pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty, max_changes: usize) -> Plan {
     let settings = RuleSettings::new(state.masquerade_mark, &snapshot.node);
     let settings_changed = state.settings.as_ref() != Some(&settings);
+    let is_rebuild = state.tables.iter().any(|table| table.is_foreign);
+    // A table that is deleted has to be written as a whole.
+    let everything = Dirty::everything();
+    let dirty = if is_rebuild { &everything } else { dirty };
     let mut builder = PlanBuilder::new(state, &settings);
     if settings_changed {
         builder.write_tables();
@@ -120,7 +124,6 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty, max_change
     if dirty.all {
         builder.remove_unneeded();
     }
-    let is_rebuild = state.tables.iter().any(|table| table.is_foreign);
     builder.finish(if is_rebuild { MAX_CHANGES_OF_REBUILD } else { max_changes })
 }
 

@@ -62,7 +62,7 @@ pub struct Chain {
 /// The netfilter hook of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hook {
-    /// The chain type: `filter` or `nat`.
+    /// The chain type: `filter` or `nat`. In a listing also `route`, and `?` for another one.
     pub kind: &'static str,
     /// The hook: `NF_INET_*`.
     pub number: c_int,

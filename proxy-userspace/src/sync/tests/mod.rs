@@ -235,6 +235,21 @@ async fn nothing_is_programmed_before_lists_and_addresses_are_complete() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn kernel_is_read_again_if_somebody_changed_it_before_the_first_sync() {
+    let daemon = Daemon::start(FakeDataplane::default());
+    daemon.settle().await;
+    daemon.drift.notify_one();
+    daemon.settle().await;
+    daemon.send_facts();
+    for event in lists() {
+        daemon.send(event).await;
+    }
+    daemon.settle().await;
+    let calls = daemon.calls();
+    assert!(matches!(calls[..], [Call::Observe, Call::Observe, Call::Apply(_)]), "{calls:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn kernel_is_read_while_the_objects_are_on_their_way() {
     let daemon = Daemon::start(FakeDataplane::default());
     daemon.settle().await;

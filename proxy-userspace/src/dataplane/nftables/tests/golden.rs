@@ -224,6 +224,18 @@ fn table_with_different_sets_is_rebuilt() {
     assert_eq!(without_lists(&state), without_lists(&programmed(&snapshot)));
 }
 
+/// A rebuild was refused, and then another Service changes.
+#[test]
+fn plan_that_deletes_a_table_writes_all_of_it_whatever_changed() {
+    let snapshot = with(web(&["10.244.2.11:8080"]));
+    let mut state = restarted(&programmed(&snapshot));
+    state.table_mut(IpFamily::V4).is_foreign = true;
+    let [whole, partial] =
+        [Dirty::everything(), Dirty::default()].map(|dirty| plan(&state, &snapshot, &dirty).to_string());
+    assert!(whole.contains("delete table ip kube-proxy"), "{whole}");
+    assert_eq!(partial, whole);
+}
+
 #[test]
 fn chain_with_another_hook_makes_its_table_foreign() {
     let is_foreign = |name: &str, hook| {
