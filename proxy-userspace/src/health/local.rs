@@ -49,10 +49,13 @@ impl Accept for OfAdministrators {
     }
 }
 
-/// How long another shunt may take to end. A kubelet may start the next container before the
-/// process of the last one is gone.
-const ENDS_WITHIN: Duration = Duration::from_secs(10);
+/// How long another shunt may take to end, which is longer than it does. A kubelet may start the
+/// next container before the process of the last one is gone.
+const ENDS_WITHIN: Duration = Duration::from_secs(25);
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// A shunt that waited for another one takes the name only after this time. The other one may have
+/// started itself again, and takes the name at once.
+const FREE_FOR: Duration = Duration::from_secs(3);
 /// A process that has the name and does not answer so many times is no shunt.
 const MAX_SILENT: u32 = 5;
 
@@ -71,36 +74,68 @@ pub struct AlreadyRunning {
 #[derive(Debug)]
 pub struct LocalListener(UnixListener);
 
+/// Who has the name of an abstract socket.
+enum Holder {
+    /// A process of this user or root. `None` if it is in another PID namespace, or does not answer.
+    Shunt(Option<i32>),
+    /// Another program.
+    Stranger,
+    /// Nobody listens.
+    Nobody,
+}
+
+async fn holder(name: &[u8]) -> Holder {
+    let connected = UnixStream::connect(OsStr::from_bytes(&[b"\0", name].concat())).await;
+    match connected.and_then(|stream| stream.peer_cred()) {
+        Ok(peer) if is_trusted(peer.uid()) => Holder::Shunt(peer.pid().filter(|process| *process != 0)),
+        Ok(_) => Holder::Stranger,
+        // It listens, and takes no connection.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Holder::Shunt(None),
+        Err(_) => Holder::Nobody,
+    }
+}
+
 /// Takes the name of an abstract socket. Waits some seconds if another shunt has it, which may be
-/// about to end. Returns `None` if another program has it, which must not stop shunt: an abstract
-/// socket needs no rights.
+/// about to end. Returns `None` if another program has it, or if the kernel refuses the socket:
+/// that must not stop shunt.
 pub async fn listen_local(name: &'static [u8]) -> Result<Option<LocalListener>, AlreadyRunning> {
     let until = Instant::now() + ENDS_WITHIN;
-    let mut silent = 0;
-    let mut has_waited = false;
-    while silent < MAX_SILENT {
-        if let Ok(listener) = listen(name) {
-            return Ok(Some(listener));
+    let (mut silent, mut has_waited) = (0, false);
+    let mut free_since = None;
+    loop {
+        let is_free = |since: Instant| since.elapsed() >= FREE_FOR;
+        let may_listen = !has_waited || free_since.is_some_and(is_free);
+        match may_listen.then(|| listen(name)) {
+            Some(Ok(listener)) => return Ok(Some(listener)),
+            Some(Err(error)) if error.kind() != io::ErrorKind::AddrInUse => {
+                tracing::warn!(%error, "cannot listen on the abstract socket");
+                return Ok(None);
+            }
+            _ => {}
         }
-        match UnixStream::connect(OsStr::from_bytes(&[b"\0", name].concat()))
-            .await
-            .and_then(|s| s.peer_cred())
-        {
-            Ok(peer) if !is_trusted(peer.uid()) => break,
-            Ok(peer) if Instant::now() >= until => {
-                return Err(AlreadyRunning { process: peer.pid().filter(|process| *process != 0) });
+        match holder(name).await {
+            Holder::Stranger => return Ok(None),
+            Holder::Shunt(process) if Instant::now() >= until => return Err(AlreadyRunning { process }),
+            Holder::Shunt(process) => {
+                free_since = None;
+                if !std::mem::replace(&mut has_waited, true) {
+                    let seconds = ENDS_WITHIN.as_secs();
+                    tracing::info!(
+                        process,
+                        "another shunt runs here: waiting at most {seconds} s until it ends"
+                    );
+                }
             }
-            Ok(peer) if !std::mem::replace(&mut has_waited, true) => {
-                let (process, seconds) = (peer.pid(), ENDS_WITHIN.as_secs());
-                tracing::info!(process, "another shunt runs here: waiting at most {seconds} s until it ends");
+            Holder::Nobody => {
+                free_since.get_or_insert_with(Instant::now);
+                silent += u32::from(may_listen);
+                if silent >= MAX_SILENT {
+                    return Ok(None);
+                }
             }
-            Ok(_) => {}
-            // It may have ended just now.
-            Err(_) => silent += 1,
         }
         sleep(LOOK_AGAIN_AFTER).await;
     }
-    Ok(None)
 }
 
 /// Serves forever. Without a listener, it tries to get one every few seconds.
@@ -151,6 +186,21 @@ mod tests {
         };
         let (second, ()) = tokio::join!(listen_local(NAME), ends);
         assert!(second.expect("the first has ended").is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shunt_that_starts_itself_again_keeps_the_name_before_one_that_waits() {
+        const NAME: &[u8] = b"shunt/test-of-a-restart";
+        let first = listen_local(NAME).await.expect("nobody has the name");
+        let restarts = async {
+            sleep(ENDS_WITHIN / 2).await;
+            drop(first);
+            sleep(FREE_FOR / 2).await;
+            listen_local(NAME).await.expect("nobody has the name")
+        };
+        let (waiting, restarted) = tokio::join!(listen_local(NAME), restarts);
+        assert!(restarted.is_some());
+        waiting.expect_err("the restarted one has it");
     }
 
     #[tokio::test(start_paused = true)]

@@ -234,11 +234,17 @@ pub(super) fn lock_pins(config: &Config) -> Result<Option<PinDir>, KernelError> 
     }
 }
 
-/// Does what [`cleanup_ebpf`] does, unless another process uses the pin directory.
+/// Does what [`cleanup_ebpf`] does, unless another process uses the pin directory. If it cannot be
+/// opened, removes only the rules.
 fn cleanup_unused_ebpf(config: &Config, launcher: &Launcher) -> Vec<RenderError> {
     match lock_pins(config) {
         Ok(_locked) => cleanup_ebpf(config, launcher),
-        Err(in_use) => wrap(vec![in_use]),
+        Err(in_use @ KernelError::PinsInUse { .. }) => wrap(vec![in_use]),
+        Err(error) => {
+            let mut errors = wrap(vec![error]);
+            errors.extend(wrap(Ebpf::remove_rules(&assembly::ebpf(config, launcher))));
+            errors
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use proxy_userspace::{
     net::ProxyVariables,
     watch::{self, ManifestSource, WatchError, ignore_api_requests},
 };
-use tokio::task;
+use tokio::{net::TcpListener, task};
 
 use super::{ModeChoice, dataplane};
 
@@ -48,13 +48,18 @@ fn check_addresses(running: &Config, new: &Config) -> Result<(), BindError> {
     }
     let is_own_port = |port| addresses(running).iter().any(|(_, address)| address.port() == port);
     // All at once: two servers cannot share an address.
-    let listeners = addresses(new).into_iter().map(|(server, address)| {
-        // The ports of this process are free after the restart.
-        let port = if is_own_port(address.port()) { 0 } else { address.port() };
-        health::bind(server, SocketAddr::new(address.ip(), port))
-            .map_err(|error| BindError { address, ..error })
-    });
-    listeners.collect::<Result<Vec<_>, _>>().map(drop)
+    let mut listeners: Vec<(u16, TcpListener)> = Vec::new();
+    for (server, address) in addresses(new) {
+        let port = address.port();
+        // The ports of this process are free after the restart. Another port stands for each.
+        let before = listeners.iter().find(|(wanted, _)| *wanted == port);
+        let stand_in = before.and_then(|(_, listener)| Some(listener.local_addr().ok()?.port()));
+        let bound = if is_own_port(port) { stand_in.unwrap_or(0) } else { port };
+        let listener = health::bind(server, SocketAddr::new(address.ip(), bound))
+            .map_err(|error| BindError { address, ..error })?;
+        listeners.push((port, listener));
+    }
+    Ok(())
 }
 
 fn addresses(config: &Config) -> Vec<(&'static str, SocketAddr)> {

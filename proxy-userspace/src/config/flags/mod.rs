@@ -6,7 +6,7 @@ mod words;
 
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf};
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 
 pub use self::generate::Generated;
 pub(super) use self::table::{FLAGS, Flag, Target};
@@ -87,8 +87,8 @@ impl Flags {
         let given = given.collect();
         let is_on = |name: &str| matches.get_one(name).copied().unwrap_or(false);
         let flags = Self {
-            config: matches.get_one("config").cloned(),
-            write_config_to: matches.get_one("write-config-to").cloned(),
+            config: given_file(&matches, "config"),
+            write_config_to: given_file(&matches, "write-config-to"),
             init_only: is_on("init-only"),
             probe: matches.subcommand_matches("probe").and_then(|probe| probe.get_one("output").copied()),
             verb: Verb::read(&matches),
@@ -309,8 +309,20 @@ fn probe() -> Command {
         )
 }
 
+/// Returns the path that a flag has. An empty one is none.
+fn given_file(matches: &ArgMatches, name: &str) -> Option<PathBuf> {
+    matches.get_one::<OsString>(name).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 fn file(name: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).value_name("FILE").value_parser(clap::value_parser!(PathBuf)).help(help)
+    // An empty path is accepted, as by kube-proxy: a template may leave one.
+    let parser = clap::value_parser!(OsString);
+    Arg::new(name)
+        .long(name)
+        .value_name("FILE")
+        .value_parser(parser)
+        .value_hint(ValueHint::FilePath)
+        .help(help)
 }
 
 fn toggle(name: &'static str, help: &'static str) -> Arg {

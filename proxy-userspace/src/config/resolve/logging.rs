@@ -72,7 +72,8 @@ pub(super) fn filter(settings: &mut Settings, environment: &Environment) -> Stri
 fn is_filter(text: &str) -> bool {
     let is_own = |word: &str| word.split("::").next().is_some_and(|crate_name| TARGETS.contains(&crate_name));
     let is_item = |item: &str| item.contains('=') || item.parse::<LevelFilter>().is_ok() || is_own(item);
-    text.split(',').all(|item| !item.is_empty() && is_item(item)) && text.parse::<Targets>().is_ok()
+    let is_plain = |item: &str| !item.is_empty() && !item.contains(char::is_whitespace);
+    text.split(',').all(|item| is_plain(item) && is_item(item)) && text.parse::<Targets>().is_ok()
 }
 
 /// Returns the filter for a verbosity. One setting is enough to see what the programs report.

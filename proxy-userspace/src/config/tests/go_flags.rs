@@ -163,6 +163,7 @@ fn an_empty_word_means_nothing_unless_it_is_a_value() {
     assert_eq!(parse(&["", "--cleanup", ""])["cleanup"], "true");
     assert_eq!(parse(&["--cluster-cidr", "", "--mode", "ipvs"])["mode"], "ipvs");
     assert_eq!(parse(&["--proxy_mode", "", "-v", "2"])["v"], "2");
+    assert_eq!(Flags::parse(["shunt", "--config=", "--write-config-to", ""]).expect("no files").config, None);
     Flags::parse(["shunt", "", "nonsense"]).expect_err("no subcommand");
     Flags::parse(["shunt", "get", ""]).expect_err("no resource");
 }

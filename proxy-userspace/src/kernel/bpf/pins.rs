@@ -69,11 +69,12 @@ impl PinDir {
     pub fn existing(path: &Path) -> Result<Option<Self>, KernelError> {
         match path.symlink_metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            _ if is_bpffs(path) => {
+            Err(error) => Err(KernelError::path("open directory", path)(error)),
+            Ok(_) if is_bpffs(path) => {
                 private_directory::open(path)?;
                 Ok(Some(Self { path: path.into(), lock: None }))
             }
-            _ => Err(KernelError::NoBpffs(path.into())),
+            Ok(_) => Err(KernelError::NoBpffs(path.into())),
         }
     }
 

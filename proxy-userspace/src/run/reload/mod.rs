@@ -39,7 +39,8 @@ pub(super) struct Reload {
     watcher: Option<FileWatcher>,
     /// A changed file that is not applied yet.
     waiting: Option<WaitingFile>,
-    is_refused: bool,
+    /// Why the last file was refused.
+    refusal: Option<String>,
     set_log_filter: SetLogFilter,
     health: ProxyHealth,
     metrics: Metrics,
@@ -52,10 +53,21 @@ pub(super) struct Reload {
     pub(super) settings: watch::Sender<SyncSettings>,
 }
 
-/// A file that waits because of `shunt.reload.jitter`.
+/// A file that waits because of `shunt.reload.jitter`, or because a start with it would fail now.
 struct WaitingFile {
     file: ConfigFile,
     until: Instant,
+}
+
+/// When a file with which a start would fail is tried again: what it names may be there by then.
+const TRY_AGAIN_AFTER: Duration = Duration::from_mins(1);
+
+/// Why a file cannot be used.
+enum Refusal {
+    /// Something is wrong with it.
+    File(ConfigError),
+    /// A start with it would fail now.
+    Start(anyhow::Error),
 }
 
 impl Reload {
@@ -72,7 +84,7 @@ impl Reload {
             hangups: Hangups::listen()?,
             watcher: config.file.clone().map(FileWatcher::new),
             waiting: None,
-            is_refused: false,
+            refusal: None,
             set_log_filter,
             health: outputs.health.clone(),
             metrics: outputs.metrics.clone(),
@@ -150,6 +162,7 @@ impl Reload {
                 self.apply_waiting().await
             }
             Err(error) => {
+                self.waiting = None;
                 self.refuse(&error);
                 None
             }
@@ -165,51 +178,61 @@ impl Reload {
     /// meanwhile. It keeps waiting if the future is dropped.
     async fn take_waiting(&mut self) -> Option<Config> {
         let file = self.waiting.as_ref()?.file.clone();
-        let loaded = self.load(file).await;
+        let loaded = self.load(file.clone()).await;
         self.waiting = None;
         match loaded {
             Ok(new) => {
                 self.accept();
                 Some(new)
             }
-            Err(error) => {
+            Err(Refusal::File(error)) => {
+                self.refuse(&error);
+                None
+            }
+            Err(Refusal::Start(error)) => {
+                self.waiting = Some(WaitingFile { file, until: Instant::now() + TRY_AGAIN_AFTER });
                 self.refuse(error.as_ref());
                 None
             }
         }
     }
 
+    /// Reports each refusal once.
     fn refuse(&mut self, error: &(dyn Error + 'static)) {
         let error = with_causes(error);
+        if self.refusal.replace(error.clone()).as_ref() == Some(&error) {
+            return;
+        }
         self.events.warning(
             "ConfigurationRefused",
             format!("cannot use the changed configuration file, the settings stay as they are: {error}"),
         );
         self.metrics.set_configuration_refused(true);
-        self.is_refused = true;
         tracing::error!(
             error,
-            "cannot use the changed configuration file: the settings stay as they are; correct the file, or correct \
-             what it names and send SIGHUP"
+            "cannot use the changed configuration file: the settings stay as they are; correct the file, or what it \
+             names"
         );
     }
 
     fn accept(&mut self) {
         self.metrics.set_configuration_refused(false);
-        if std::mem::take(&mut self.is_refused) {
+        if self.refusal.take().is_some() {
             self.events.normal("ConfigurationAccepted", "the configuration file can be used again");
         }
     }
 
     /// Loads a file for the mode that runs: a change of the file alone does not change what `auto`
     /// chooses. If it needs a restart, checks that a start would not fail.
-    async fn load(&self, file: ConfigFile) -> anyhow::Result<Config> {
-        let new = Config::load_from(&self.flags, Some(file), &self.environment, self.config.mode)?;
+    async fn load(&self, file: ConfigFile) -> Result<Config, Refusal> {
+        let new = Config::load_from(&self.flags, Some(file), &self.environment, self.config.mode)
+            .map_err(Refusal::File)?;
         if !ConfigChange::between(&self.config, &new).restart.is_empty() {
             let (flags, environment) = (self.flags.clone(), self.environment.clone());
             let (launcher, config) = (self.launcher.clone(), new.clone());
             let choose = move || Ok(ModeChoice::of(config, flags, environment, launcher)?);
-            start_check::check(&self.config, &new, &self.environment.proxies, choose).await?;
+            let checked = start_check::check(&self.config, &new, &self.environment.proxies, choose).await;
+            checked.map_err(Refusal::Start)?;
         }
         Ok(new)
     }

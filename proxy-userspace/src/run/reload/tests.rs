@@ -4,11 +4,17 @@ use std::{fs, path::PathBuf};
 
 use nix::sys::signal::{Signal, raise};
 use proxy_userspace::{kernel::command::Launcher, node::NodeEvent};
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    sync::{Mutex, mpsc},
+    time::timeout,
+};
 
 use super::*;
 
 const MINUTE: Duration = Duration::from_mins(1);
+
+/// A SIGHUP of one test would be one of the others too.
+static TURN: Mutex<()> = Mutex::const_new(());
 
 /// A reload of a file in the mode nftables, whose settings need no restart.
 struct Node {
@@ -71,6 +77,7 @@ fn write(path: &PathBuf, settings: &str) {
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_file_is_an_event_and_a_metric_until_it_is_corrected() {
+    let _turn = TURN.lock().await;
     let mut node = Node::new();
     assert!(!node.is_refused());
     assert_eq!(node.change("nftables: {syncPeriod: often}\n", MINUTE).await, None);
@@ -91,6 +98,7 @@ async fn a_refused_file_is_an_event_and_a_metric_until_it_is_corrected() {
 
 #[tokio::test(start_paused = true)]
 async fn a_changed_file_is_applied_within_the_jitter_and_the_newest_counts() {
+    let _turn = TURN.lock().await;
     let mut node = Node::new();
     let with_period =
         |period: u8| format!("nftables: {{syncPeriod: {period}s}}\nshunt: {{reload: {{jitter: 1h}}}}\n");
@@ -113,7 +121,7 @@ async fn a_changed_file_is_applied_within_the_jitter_and_the_newest_counts() {
 }
 
 /// Files that are right by themselves, and what a start with them would report.
-const UNSTARTABLE: [(&str, &str); 6] = [
+const UNSTARTABLE: [(&str, &str); 7] = [
     ("clientConnection: {kubeconfig: /nonexistent}\n", "cannot use kubeconfig /nonexistent"),
     ("shunt: {manifests: /nonexistent}\n", "cannot read manifests directory /nonexistent"),
     (
@@ -132,10 +140,15 @@ const UNSTARTABLE: [(&str, &str); 6] = [
         "bindAddressHardFail: true\nmetricsBindAddress: 127.0.0.1:3\nhealthzBindAddress: 127.0.0.1:3\nshunt: {manifests: /}\n",
         "cannot listen on 127.0.0.1:3 for metrics: Address already in use",
     ),
+    (
+        "bindAddressHardFail: true\nmetricsBindAddress: 127.0.0.1:10256\nhealthzBindAddress: 127.0.0.1:10256\nshunt: {manifests: /}\n",
+        "cannot listen on 127.0.0.1:10256 for metrics: Address already in use",
+    ),
 ];
 
 #[tokio::test(start_paused = true)]
 async fn a_file_with_which_a_start_would_fail_is_refused_until_it_can_be_used() {
+    let _turn = TURN.lock().await;
     for (settings, problem) in UNSTARTABLE {
         let mut node = Node::with_flag("--v=2");
         assert_eq!(node.change(settings, MINUTE).await, None, "{settings}");
@@ -145,15 +158,19 @@ async fn a_file_with_which_a_start_would_fail_is_refused_until_it_can_be_used() 
     }
     let mut node = Node::with_flag("--v=2");
     let manifests = tempfile::tempdir().expect("a directory");
-    let settings = |at: &str| format!("shunt: {{manifests: {}/{at}}}\n", manifests.path().display());
-    assert_eq!(node.change(&settings("later"), MINUTE).await, None);
+    let later = manifests.path().join("later");
+    let settings = format!("shunt: {{manifests: {}}}\n", later.display());
+    assert_eq!(node.change(&settings, 10 * MINUTE).await, None);
     assert!(node.is_refused());
-    assert_eq!(node.change(&settings(""), MINUTE).await, Some(ReloadAction::Restart));
+    assert_eq!((node.event().is_some(), node.event()), (true, None), "one Event");
+    fs::create_dir(later).expect("created");
+    assert_eq!(node.pass(2 * MINUTE).await, Some(ReloadAction::Restart), "it is tried again");
     assert!(!node.is_refused());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_hangup_reads_the_file_again_at_once_and_ends_no_process() {
+    let _turn = TURN.lock().await;
     let mut node = Node::new();
     node.change("nftables: {syncPeriod: 7s}\nshunt: {reload: {jitter: 1000h}}\n", MINUTE).await;
     assert_ne!(node.sync_period(), 7, "it waits");
