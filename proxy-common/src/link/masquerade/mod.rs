@@ -137,8 +137,9 @@ enum Unknown {
     Lost,
 }
 
-/// Finds out what a packet without a masqueraded flow is. The program on the link where it came in
-/// has written its flow, or found it.
+/// Finds out what a packet without a masqueraded flow is. A pod gets an address of the node for
+/// packets to endpoints only. An entry for packets of the endpoint is not required: it may be one
+/// of conntrack's, or lost.
 #[inline(never)]
 fn unknown<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &ClientPacket) -> Unknown {
     let key = &outgoing.key;
@@ -150,14 +151,12 @@ fn unknown<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &ClientPacket) 
     }
     let direction = Direction::Reply as u8;
     let reply = FlowKey { source: key.destination, destination: key.source, direction, ..*key };
-    match tables.flow(&reply).map(|flow| flow.state) {
-        None if may_be_endpoint(tables, &key.destination.addr, key.destination.port) => Unknown::Lost,
-        Some(state) if state & flow_state::MASQUERADE != 0 => {
-            let is_lost = outgoing.is_midstream() && state & flow_state::REPLIED != 0;
-            if is_lost { Unknown::Lost } else { Unknown::New }
-        }
-        _ => Unknown::Passes,
+    let state = tables.flow(&reply).map_or(0, |flow| flow.state);
+    if state == 0 && !may_be_endpoint(tables, &key.destination.addr, key.destination.port) {
+        return Unknown::Passes;
     }
+    let is_adopted = state & (flow_state::MASQUERADE | flow_state::REPLIED) == flow_state::MASQUERADE;
+    if outgoing.is_midstream() && !is_adopted { Unknown::Lost } else { Unknown::New }
 }
 
 #[inline(always)]
