@@ -76,7 +76,8 @@ pub struct LocalListener(UnixListener);
 
 /// Who has the name of an abstract socket.
 enum Holder {
-    /// A process of this user or root. `None` if it is in another PID namespace, or does not answer.
+    /// A process of this user or root. `None` if it is in another PID namespace, or does not
+    /// answer.
     Shunt(Option<i32>),
     /// Another program.
     Stranger,

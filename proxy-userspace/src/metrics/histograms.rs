@@ -67,7 +67,8 @@ fn sync_bounds() -> Vec<f64> {
 }
 
 /// Zero, which upstream's `MergeBuckets` puts first: a clock may be behind that of the control
-/// plane. Then quarter seconds to 0.5, seconds to 59, five seconds to 115, half minutes to 5 minutes.
+/// plane. Then quarter seconds to 0.5, seconds to 59, five seconds to 115, half minutes to 5
+/// minutes.
 fn programming_bounds() -> Vec<f64> {
     let steps = |first: u16, step: u16, count: u16| (0..count).map(move |n| f64::from(first + n * step));
     [0.0, 0.25, 0.5]

@@ -1,7 +1,7 @@
 //! Waits for the Node object before the first sync, and ends the process when the pod CIDRs change:
 //! upstream's `NodeManager` (`pkg/proxy/node.go`). Upstream always waits for the addresses of the
-//! Node too. shunt does so if rules depend on them: with `nodePortAddresses: primary`, a Node without
-//! addresses stands for all addresses of the node.
+//! Node too. shunt does so if rules depend on them: with `nodePortAddresses: primary`, a Node
+//! without addresses stands for all addresses of the node.
 
 use std::time::Duration;
 

@@ -127,8 +127,8 @@ pub(super) fn may_be_reply(tables: &impl Tables, packet: &Packet, [source, port]
 /// What happens to a packet whose flow has no source yet.
 enum Unknown {
     /// It keeps its source: the programs masquerade no new flows, or netfilter masqueraded the
-    /// flow, for another program or before the programs did, or the packet is of no Service. A pod
-    /// can leave the note on its own packets.
+    /// flow, for another program or before the programs did, or the packet goes to no endpoint. A
+    /// pod can leave the note on its own packets.
     Passes,
     /// It begins a flow, or it is of an adopted connection.
     New,

@@ -2,8 +2,8 @@
 //! is in the namespace of its object.
 //!
 //! `kubectl describe` looks for the UID of an object. For a Node it also takes the name as the UID,
-//! which is what kubelets and upstream write (`NodeRef` in `cmd/kube-proxy/app/server.go`). The UIDs
-//! of Services are not known here.
+//! which is what kubelets and upstream write (`NodeRef` in `cmd/kube-proxy/app/server.go`). The
+//! UIDs of Services are not known here.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Finds the items of a list in protobuf: `k8s\0`, and the message `Unknown`. Its field `raw` is the
-//! list, which has metadata and items.
+//! Finds the items of a list in protobuf: `k8s\0`, and the message `Unknown`. Its field `raw` is
+//! the list, which has metadata and items.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use prost::Message as _;
