@@ -26,8 +26,9 @@ const ANSWER_NS: u64 = 9 * SECOND / 10;
 /// After this silence, a SYN on a TCP connection with [`state::PASS`] begins a new one.
 const PASSED_NS: u64 = 60 * SECOND;
 
-/// How long a flow with [`state::LEFT`] passes. Userspace lists conntrack's flows meanwhile.
-const LEFT_NS: u64 = 10 * SECOND;
+/// The longest time for which a flow with [`state::LEFT`] passes. Userspace lists conntrack's flows
+/// meanwhile. It then removes those that conntrack does not have.
+const LEFT_NS: u64 = 60 * SECOND;
 
 impl FlowKey {
     /// Returns the key of packets of one direction.

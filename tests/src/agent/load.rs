@@ -75,8 +75,13 @@ impl Load {
             match connection.exchange(sizes, stream.timeout).await {
                 Ok(answer) => {
                     self.count(|report| report.exchanges += 1);
-                    if !self.is_consistent(stream, first.get_or_insert_with(|| answer.clone()), &answer) {
-                        return;
+                    let first = first.get_or_insert_with(|| answer.clone());
+                    if let Some(what) = self.inconsistency(first, &answer) {
+                        let next = match connection.exchange(sizes, stream.timeout).await {
+                            Ok(Answer { host, client, .. }) => format!("{host} saw {client}"),
+                            Err(failure) => failure.to_string(),
+                        };
+                        return self.add_failure(stream, &format!("exchange {used}: {what}, then {next}"));
                     }
                 }
                 Err(failure) if is_unanswered_datagram(stream, &failure) => {
@@ -102,20 +107,18 @@ impl Load {
         }
     }
 
-    /// Returns false, and counts a failure, if an answer does not belong to the conversation.
-    fn is_consistent(&self, stream: &ConnectRequest, first: &Answer, now: &Answer) -> bool {
+    /// Counts and describes an answer that does not belong to the conversation. `None` if it does.
+    fn inconsistency(&self, first: &Answer, now: &Answer) -> Option<String> {
         if now.peer != now.destination {
             self.count(|report| report.wrong_peer += 1);
-            self.add_failure(stream, &format!("the peer is {}", now.peer));
-            return false;
+            return Some(format!("the peer is {}", now.peer));
         }
         if now != first {
             self.count(|report| report.moved += 1);
             let Answer { host, client, .. } = first;
-            self.add_failure(stream, &format!("{host} saw {client}, then {} saw {}", now.host, now.client));
-            return false;
+            return Some(format!("{host} saw {client}, then {} saw {}", now.host, now.client));
         }
-        true
+        None
     }
 
     fn fail(&self, stream: &ConnectRequest, failure: &Failure, during: &str) {

@@ -5,6 +5,7 @@ mod bench;
 mod beside;
 mod calls;
 mod daemon;
+mod handover;
 mod look;
 mod maglev_tables;
 mod marks;

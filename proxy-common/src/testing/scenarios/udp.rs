@@ -253,15 +253,16 @@ fn conversation_that_netfilter_began_stays_with_it_when_programs_take_new_ones(n
     node.ingress(&another).becomes(&another.clone().to(fixture.endpoint));
 }
 
-/// Conntrack may not translate it: the Service had no endpoints.
+/// Conntrack may not translate it: the Service had no endpoints. Userspace removes the entry, or it
+/// ends by itself.
 fn conversation_that_userspace_does_not_find_in_conntrack_gets_an_endpoint(node: &mut TestNode<'_>) {
     let fixture = Fixture::new(node, Udp);
     set_new_flows(node, NewFlows::Leave);
     node.ingress(&fixture.first).is_left_alone();
     set_new_flows(node, NewFlows::Translate);
-    node.wait(6);
+    node.wait(40);
     node.ingress(&fixture.first).is_left_alone();
-    node.wait(6);
+    node.wait(40);
     node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
 }
 

@@ -94,7 +94,7 @@ impl Ebpf {
             Step::SetDirect(fields) => self.maps.set_direct(*fields)?,
             Step::SetTunnel(fields) => self.maps.set_tunnel(*fields)?,
             Step::SetNewFlows(new_flows) => self.maps.set_new_flows(*new_flows)?,
-            Step::ForgetFlows { all } => self.forget_flows(*all)?,
+            Step::ForgetFlows(stale) => self.forget_flows(*stale)?,
             Step::ForgetSource(address) => self.forget_source(*address)?,
             Step::LeaveFlowsToConntrack => self.leave_flows(state),
             Step::LeaveConnectionsToConntrack { frontends } => self.leave_connections(state, frontends),

@@ -143,7 +143,7 @@ fn describe(step: &Step, state: &State) -> String {
         Step::SetTunnel(_) => "the tunnel to other nodes".into(),
         Step::SetNewFlows(_) => "what translates new flows on links".into(),
         Step::ForgetSource(address) => format!("the flows with the source address {address}"),
-        Step::ForgetFlows { .. } => "the flows that are out of date".into(),
+        Step::ForgetFlows(_) => "the flows that are out of date".into(),
         Step::LeaveFlowsToConntrack => "the UDP flows that conntrack translates".into(),
         Step::LeaveConnectionsToConntrack { .. } => "the connections that conntrack translates".into(),
         Step::TrackFlows | Step::HandFlowsToConntrack => {

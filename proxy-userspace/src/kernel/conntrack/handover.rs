@@ -97,11 +97,11 @@ struct EntryState {
 /// The translator of the connections until their handover.
 pub trait Translator {
     /// Returns client and VIP of a connection. Returns `None` if it is not to be handed over.
-    fn untranslated(&mut self, tracked: &TrackedConnection) -> Option<AddressPair>;
+    fn untranslated(&self, tracked: &TrackedConnection) -> Option<AddressPair>;
 
     /// Returns the source that the endpoint sees, if something else than conntrack masquerades the
     /// connection.
-    fn masqueraded_source(&mut self, _: &TrackedConnection) -> Option<SocketAddr> {
+    fn masqueraded_source(&self, _: &TrackedConnection) -> Option<SocketAddr> {
         None
     }
 
@@ -112,6 +112,12 @@ pub trait Translator {
 
     /// Stops holding packets back. Conntrack translates the connection from now on.
     fn release(&mut self, connection: &Connection);
+
+    /// Stops holding packets back. Conntrack did not get the connection, which goes on as before.
+    fn restore(&mut self, connection: &Connection);
+
+    /// Every connection that was held is released or restored.
+    fn end_batch(&mut self);
 }
 
 /// The result of a handover.
@@ -200,7 +206,8 @@ pub fn find_connections(
 /// The caller holds their packets back.
 pub fn replace_entries(family: IpFamily, connections: &[Connection]) -> Result<HandoverCounts, KernelError> {
     let mut replacement = Replacement::new(family)?;
-    connections.chunks(BATCH_SIZE).try_for_each(|batch| replacement.replace(batch.iter().collect()))?;
+    let mut batches = connections.chunks(BATCH_SIZE);
+    batches.try_for_each(|batch| replacement.replace(batch.iter().collect()).map(drop))?;
     Ok(replacement.counts)
 }
 
@@ -364,10 +371,20 @@ impl Replacement {
         let held: Vec<&Connection> =
             connections.iter().filter(|connection| translator.hold(connection)).collect();
         let replaced = self.replace(held.clone());
+        let is_lost = |connection: &Connection| match &replaced {
+            Ok(lost) => lost.iter().any(|lost| std::ptr::eq(*lost, connection)),
+            // Some of them may be replaced. The next attempt finds the conflicting entries.
+            Err(_) => true,
+        };
         for connection in held {
-            translator.release(connection);
+            if is_lost(connection) {
+                translator.restore(connection);
+            } else {
+                translator.release(connection);
+            }
         }
-        replaced
+        translator.end_batch();
+        replaced.map(drop)
     }
 
     /// Creates entries that translate nothing. The kernel refuses those that it has.
@@ -386,7 +403,11 @@ impl Replacement {
         Ok(())
     }
 
-    fn replace(&mut self, mut remaining: Vec<&Connection>) -> Result<(), KernelError> {
+    /// Replaces the entries of connections. Returns the connections that are lost.
+    fn replace<'a>(
+        &mut self,
+        mut remaining: Vec<&'a Connection>,
+    ) -> Result<Vec<&'a Connection>, KernelError> {
         for attempt in 0..MAX_ATTEMPTS {
             if remaining.is_empty() {
                 break;
@@ -396,7 +417,7 @@ impl Replacement {
             self.counts.connections += before - remaining.len();
         }
         self.counts.lost += remaining.len();
-        Ok(())
+        Ok(remaining)
     }
 
     /// Tries once to replace the entries. Returns the connections that conflict with other entries.

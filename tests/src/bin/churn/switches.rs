@@ -146,6 +146,10 @@ fn restart(proxy: &mut Proxy, world: &mut World, since: Stopwatch) -> Result<()>
 }
 
 impl Switch {
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// Makes the change, and waits until the proxy has followed it.
     pub(crate) fn make(&self, world: &World, place: PlaceSctp<'_>, since: Stopwatch) -> Result<()> {
         let from = since.elapsed();

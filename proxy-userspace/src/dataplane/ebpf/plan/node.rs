@@ -10,7 +10,7 @@ use proxy_common::{
 use super::{
     super::links::{HookState, LinkHook, has_program, xdp::XdpState},
     Planner,
-    step::{DirectFields, MapEntry, Step},
+    step::{DirectFields, MapEntry, StaleFlows, Step},
     translate,
 };
 use crate::{kernel::bpf::tc::Hook, model::PortRange};
@@ -114,7 +114,8 @@ impl Planner<'_> {
     ///
     /// The flows of conntrack are listed twice. Before the programs translate, the first list has
     /// those that began without programs. Flows that begin during it are marked by the programs
-    /// (`flow_state::LEFT`), and the second list has them.
+    /// (`flow_state::LEFT`), and the second list has them. Those that it does not have get an endpoint
+    /// then: no rule translated them.
     ///
     /// The first step forgets the flows that an earlier process left to conntrack: their
     /// connections may have ended. If another mode was interrupted while it took over, the programs
@@ -124,8 +125,8 @@ impl Planner<'_> {
         let leaves = state.new_flows == NewFlows::Leave as u16;
         let takes_over = leaves || state.links.is_empty() && !node.links.is_empty();
         if takes_over {
-            let all = leaves && state.links.is_empty();
-            self.phases.attachments.push(Step::ForgetFlows { all });
+            let stale = if leaves && state.links.is_empty() { StaleFlows::All } else { StaleFlows::Passed };
+            self.phases.attachments.push(Step::ForgetFlows(stale));
             if !leaves {
                 self.phases.attachments.push(Step::SetNewFlows(NewFlows::Leave));
             }
@@ -155,6 +156,7 @@ impl Planner<'_> {
                 Step::LeaveFlowsToConntrack,
                 Step::SetNewFlows(NewFlows::Translate),
                 Step::LeaveFlowsToConntrack,
+                Step::ForgetFlows(StaleFlows::Left),
             ]);
         }
     }

@@ -98,7 +98,7 @@ impl State {
             Step::SetTunnel(fields) => self.tunnel = *fields,
             Step::SetNewFlows(new_flows) => self.new_flows = *new_flows as u16,
             Step::ReleaseSockets { .. }
-            | Step::ForgetFlows { .. }
+            | Step::ForgetFlows(_)
             | Step::ForgetSource(_)
             | Step::LeaveFlowsToConntrack
             | Step::LeaveConnectionsToConntrack { .. }

@@ -206,6 +206,17 @@ impl Default for TunnelFields {
     }
 }
 
+/// The flows that [`Step::ForgetFlows`] removes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StaleFlows {
+    /// All flows: no program was on a link meanwhile.
+    All,
+    /// Those whose packets the programs only pass, from a time when they were on links.
+    Passed,
+    /// Those that the programs left to netfilter, and that conntrack does not have.
+    Left,
+}
+
 /// One change to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -225,12 +236,8 @@ pub enum Step {
     SetTunnel(TunnelFields),
     /// Do this with new flows on links.
     SetNewFlows(NewFlows),
-    /// Remove the flows that are out of date because netfilter had new flows: those whose packets
-    /// the programs only pass. All, if no program was on a link meanwhile.
-    ForgetFlows {
-        /// All flows.
-        all: bool,
-    },
+    /// Remove flows that are out of date because netfilter had new flows.
+    ForgetFlows(StaleFlows),
     /// Remove the flows that the link programs masquerade with this address, which the node has no
     /// more.
     ForgetSource(Addr),

@@ -18,7 +18,11 @@ use super::{
     HookState, LinkHook, MapEntry, MapSizes, Plan, State, Step,
     failures::Failures,
     links::{has_program, xdp::XdpState},
-    plan::{capacity, has_table, plan, step::DirectFields, translate},
+    plan::{
+        capacity, has_table, plan,
+        step::{DirectFields, StaleFlows},
+        translate,
+    },
 };
 use crate::{
     dataplane::PlanSize as _,
@@ -240,9 +244,16 @@ proptest! {
                 }
                 // Netfilter gives new flows no addresses that it does not know to be in use.
                 Step::TrackFlows => prop_assert!(!leaves),
-                Step::ForgetFlows { all } => {
+                Step::ForgetFlows(StaleFlows::Left) => {
+                    let translates = |step: &Step| *step == Step::SetNewFlows(NewFlows::Translate);
+                    let position = earlier.iter().position(translates);
+                    let listed = position.map(|at| earlier[at..].contains(&Step::LeaveFlowsToConntrack));
+                    prop_assert_eq!(listed, Some(true));
+                }
+                Step::ForgetFlows(stale) => {
                     // What netfilter began meanwhile may have the addresses of a flow that ended.
-                    prop_assert_eq!(*all, state.links.is_empty() && is_netfilter(&before));
+                    let all = state.links.is_empty() && is_netfilter(&before);
+                    prop_assert_eq!(*stale == StaleFlows::All, all);
                 }
                 Step::SetNewFlows(NewFlows::Translate) => {
                     prop_assert!(earlier.contains(&Step::LeaveFlowsToConntrack));
@@ -344,10 +355,10 @@ proptest! {
         state.new_flows = NewFlows::Leave as u16;
         let changes = plan(&state, &snapshot, &Dirty::everything());
         let position = |step: &Step| changes.steps.iter().position(|other| other == step);
-        let forgotten = position(&Step::ForgetFlows { all: false });
+        let forgotten = position(&Step::ForgetFlows(StaleFlows::Passed));
         prop_assert!(forgotten.is_some());
         prop_assert!(forgotten < position(&Step::LeaveFlowsToConntrack));
-        prop_assert_eq!(position(&Step::ForgetFlows { all: true }), None);
+        prop_assert_eq!(position(&Step::ForgetFlows(StaleFlows::All)), None);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use proxy_common::{
 };
 
 use self::state_maps::{CopyPass, StateCopies};
-use super::{Ebpf, LINKS, Rules, State, links, maps, translates_requests};
+use super::{Ebpf, LINKS, Rules, State, links, maps, plan::step::StaleFlows, translates_requests};
 use crate::{
     causes::with_causes,
     kernel::{
@@ -120,14 +120,18 @@ impl Ebpf {
         }
     }
 
-    /// Removes the flows that the link programs only pass, from a time when they were on links. The
-    /// connections may have ended since, and the rules that translated them may be gone: a new
-    /// connection from the same client port would pass too, and nothing would serve it.
+    /// Removes flows that are out of date.
     ///
-    /// `all` removes all flows. If netfilter translated meanwhile, a connection that it began may
-    /// have the client port of a flow that had ended before, and another endpoint.
-    pub(crate) fn forget_flows(&self, all: bool) -> Result<(), KernelError> {
-        self.forget(&|_, flow| all || handover::passes(flow))
+    /// The connections of those that the link programs only pass may have ended, and the rules that
+    /// translated them may be gone: a new connection from the same client port would pass too, and
+    /// nothing would serve it. If netfilter translated meanwhile, a connection that it began may
+    /// have the client port of any flow that had ended before, and another endpoint.
+    pub(crate) fn forget_flows(&self, stale: StaleFlows) -> Result<(), KernelError> {
+        self.forget(&|_, flow| match stale {
+            StaleFlows::All => true,
+            StaleFlows::Passed => handover::passes(flow),
+            StaleFlows::Left => handover::is_left(flow),
+        })
     }
 
     /// Removes the entries of flows that the programs masquerade with an address that the node has

@@ -154,13 +154,15 @@ impl Soak {
                 "" => self.cluster.delete(&sctp),
                 text => self.cluster.apply_all(text),
             };
-            switch.make(&self.world, &place, self.since)?;
+            self.timeline.begins(switch.name());
+            switch.make(&self.world, &place, self.timeline.since)?;
         }
         Ok(())
     }
 
     fn change_modes(&mut self) -> Result<()> {
         for mode in ["nftables", "iptables", "ebpf"] {
+            self.timeline.begins(mode);
             self.proxy.stop()?;
             self.proxy.set_mode(mode, &self.fields)?;
             self.proxy.start(&mut self.world)?;

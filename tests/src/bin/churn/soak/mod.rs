@@ -4,6 +4,7 @@
 
 mod disturbances;
 mod footprint;
+mod timeline;
 
 use std::{thread, time::Duration};
 
@@ -11,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_yaml_ng::Mapping;
 use shunt_tests::{
     agent::protocol::{ConnectRequest, LoadReport, LoadRequest, Protocol},
-    deadline::{Deadline, Stopwatch},
+    deadline::Deadline,
     flood::SOURCES,
     runner::{Cluster, Proxy},
     small_cluster::NODE,
@@ -21,6 +22,7 @@ use shunt_tests::{
 use self::{
     disturbances::{Disturbance, FLOODED_SERVICE},
     footprint::Footprint,
+    timeline::Timeline,
 };
 use super::{
     Arguments, Check,
@@ -67,7 +69,7 @@ struct Soak {
     fields: Mapping,
     /// Endpoint sets that were set.
     sets: usize,
-    since: Stopwatch,
+    timeline: Timeline,
 }
 
 /// Runs the test. The seed decides the order of the disturbances whose name contains `only`.
@@ -85,7 +87,8 @@ pub(super) fn run(arguments: &Arguments, minutes: u64) -> Result<Vec<Check>> {
     let (mut soak, before) = build(arguments)?;
     let checks = soak.run(Duration::from_mins(minutes), &mut order, &before);
     if checks.as_ref().map_or(true, |checks| checks.iter().any(|check| !check.failures.is_empty())) {
-        eprintln!("the end of the proxy's log:\n{}", soak.proxy.log_tail(40));
+        let failures = checks.iter().flatten().flat_map(|check| &check.failures);
+        eprintln!("{}", soak.timeline.explain(failures, &soak.proxy.log()));
     }
     checks
 }
@@ -107,7 +110,7 @@ fn build(arguments: &Arguments) -> Result<(Soak, KernelState)> {
     let mut proxy = Proxy::new(Host::Node1, &world, &shunt, "ebpf", &cluster, &fields)?;
     arguments.set_flags(&mut proxy);
     let clients = load::clients(&mut world)?;
-    let soak = Soak { proxy, clients, cluster, world, fields, sets: 0, since: Stopwatch::start() };
+    let soak = Soak { proxy, clients, cluster, world, fields, sets: 0, timeline: Timeline::default() };
     soak.set_endpoints(ENDPOINT_SETS[0])?;
     Ok((soak, before))
 }
@@ -134,6 +137,7 @@ impl Soak {
         before: &KernelState,
     ) -> Result<Vec<Check>> {
         self.proxy.start(&mut self.world)?;
+        self.timeline = Timeline::default();
         self.clients.iter_mut().try_for_each(start_load)?;
         // The first use of the backstop starts threads that stay.
         self.make(Disturbance::Switches)?;
@@ -158,7 +162,8 @@ impl Soak {
         while made.all == 0 || !end.passed() {
             order.random.shuffle(&mut order.of_round);
             for disturbance in order.of_round.iter().copied() {
-                println!("        {:.1} s: {}", self.since.elapsed().as_secs_f32(), disturbance.name());
+                println!("        {:.1} s: {}", self.timeline.seconds(), disturbance.name());
+                self.timeline.begins(disturbance.name());
                 self.make(disturbance).with_context(|| disturbance.name())?;
                 made.all += 1;
                 made.modes += usize::from(disturbance == Disturbance::Modes);
