@@ -6,7 +6,7 @@ use super::{gather::port_name, kernel_rows::DriftRow, rows::NamedPort};
 use crate::{
     causes::with_causes,
     dataplane::Held,
-    model::{ServicePortKey, UnixNanos},
+    model::{IpFamily, ServicePortKey, UnixNanos},
     sync::{Inspected, Inspector, NoAnswer},
 };
 
@@ -43,9 +43,12 @@ impl Drift {
         Ok(Self { held: Arc::new(held), since })
     }
 
-    /// Returns what differs of a service port. `None` if it is left out, waits, or changed since
-    /// the reading began.
+    /// Returns what differs of a service port. `None` if it is left out, waits, is of a family that
+    /// fails, or changed since the reading began.
     pub(super) fn of(&self, inspected: &Inspected<'_>, key: &ServicePortKey) -> Option<Vec<String>> {
+        if inspected.is_failing(key.family) {
+            return None;
+        }
         inspected.programmed(key).filter(|at| *at < self.since && !inspected.left_out().contains_key(key))?;
         inspected.differences(&self.held, Some(key))
     }
@@ -55,10 +58,23 @@ impl Drift {
         rows(Some(&port_name(key)), self.of(inspected, key))
     }
 
-    /// Returns a row for each difference of what all service ports share.
+    /// Returns a row for each difference of what all service ports share, and for each family that
+    /// cannot be compared.
     pub(super) fn rows_of_node(&self, inspected: &Inspected<'_>) -> Vec<DriftRow> {
-        rows(None, inspected.differences(&self.held, None))
+        let unknown = IpFamily::ALL.into_iter().filter_map(|family| unknown(inspected, family));
+        rows(None, Some(self.of_node(inspected).into_iter().chain(unknown).collect()))
     }
+
+    /// Returns what differs of what all service ports share.
+    pub(super) fn of_node(&self, inspected: &Inspected<'_>) -> Vec<String> {
+        inspected.differences(&self.held, None).unwrap_or_default()
+    }
+}
+
+/// Returns why a family cannot be compared, if so.
+pub(super) fn unknown(inspected: &Inspected<'_>, family: IpFamily) -> Option<String> {
+    let why = || format!("{family}: what the kernel should hold is not known, because its last sync failed");
+    inspected.is_failing(family).then(why)
 }
 
 fn rows(port: Option<&NamedPort>, differences: Option<Vec<String>>) -> Vec<DriftRow> {

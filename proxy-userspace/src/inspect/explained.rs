@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     affinity::{self, AffinityFilter, Wanted},
-    drift::Drift,
+    drift::{Drift, unknown},
     kernel_rows::AffinityRow,
     server::NodeInspector,
 };
@@ -30,7 +30,7 @@ use crate::{
         AffinityState, Check, ClientKind, Decision, Explanation, Hook, Location, NamedQuestion, Situation,
         Unresolved, Verdict, explain,
     },
-    model::{LocalTrafficDetector, NamespacedName, PodPlace, Protocol, ServicePortKey},
+    model::{IpFamily, LocalTrafficDetector, NamespacedName, PodPlace, Protocol, ServicePortKey},
     sync::{Inspected, Inspector, NoAnswer},
 };
 
@@ -159,7 +159,7 @@ fn port_of(situation: Situation<'_>, explanation: &Explanation, protocol: Protoc
     let is_it = |key: &&ServicePortKey| {
         *key.name.port == *of.port_name
             && key.name.protocol == protocol
-            && (key.family == crate::model::IpFamily::V4) == is_v4
+            && (key.family == IpFamily::V4) == is_v4
     };
     let mut ports = situation.model.ports_of_service(&service);
     let (key, port) = ports.find(|(key, _)| is_it(key))?;
@@ -269,14 +269,15 @@ const fn any(of: IpAddr) -> IpAddr {
 
 /// Returns what was compared, and the differences: of a service port, and of what all share.
 fn compared(inspected: &Inspected<'_>, drift: &Drift, key: Option<&ServicePortKey>) -> (String, Vec<String>) {
-    let shared = drift.rows_of_node(inspected).into_iter().map(|row| row.difference);
-    let mut differences: Vec<String> = shared.collect();
+    let mut differences = drift.of_node(inspected);
+    let families = key.map_or(IpFamily::ALL.to_vec(), |key| vec![key.family]);
+    differences.extend(families.into_iter().filter_map(|family| unknown(inspected, family)));
     let Some(key) = key else { return ("all service ports".to_owned(), differences) };
     if let Some((reason, message)) = inspected.left_out().get(key) {
         differences.push(format!("the service port is left out ({reason}): {message}"));
     } else if inspected.programmed(key).is_none() {
         differences.push("the service port is not programmed yet".to_owned());
-    } else {
+    } else if !inspected.is_failing(key.family) {
         match drift.of(inspected, key) {
             Some(of_port) => differences.extend(of_port),
             None => differences.push("the service port changed meanwhile: ask again".to_owned()),

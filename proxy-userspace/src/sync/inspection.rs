@@ -1,7 +1,7 @@
 //! Lets others read the state of the loop: what `shunt get` and `shunt explain` show.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -16,7 +16,8 @@ use crate::{
     dataplane::{
         BackstopStatus, Held, HeldReader, LeftOutReason, MapFill, Mode, Renderer, ebpf::TracingPrograms,
     },
-    model::{Model, ServicePortKey, UnixNanos},
+    metrics::SyncExtent,
+    model::{Dirty, IpFamily, Model, ServicePortKey, UnixNanos},
 };
 
 /// How many readers may wait. Each runs between two syncs.
@@ -46,6 +47,12 @@ impl Inspected<'_> {
     /// Returns when a service port was last programmed. `None` if it waits for that.
     pub fn programmed(&self, key: &ServicePortKey) -> Option<UnixNanos> {
         self.programmed.of(key)
+    }
+
+    /// Returns true if the last attempts to program this family failed. What the kernel has of it is
+    /// not known.
+    pub fn is_failing(&self, family: IpFamily) -> bool {
+        self.programmed.failing[family as usize]
     }
 
     /// Returns how full maps are. The entries of maps that programs write were counted some time
@@ -164,37 +171,77 @@ impl TraceEnd {
     }
 }
 
-/// When service ports were last programmed.
+/// When service ports were last programmed, and which ones wait for that.
 #[derive(Debug, Default)]
 pub(super) struct ProgrammedTimes {
-    /// The first full sync, which programmed everything.
+    /// The first full sync, which programmed everything but what waits.
     first: Option<UnixNanos>,
     /// Changes since.
     changed: BTreeMap<ServicePortKey, UnixNanos>,
+    /// Service ports whose last change is not in the kernel.
+    waiting: BTreeSet<ServicePortKey>,
+    /// Families that failed since the last full sync, by [`IpFamily::ALL`].
+    failing: [bool; 2],
+}
+
+/// A sync that ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EndedSync<'a> {
+    pub(super) extent: SyncExtent,
+    pub(super) dirty: &'a Dirty,
+    /// The families that failed. Nothing is certain of them.
+    pub(super) failed: &'a [IpFamily],
 }
 
 impl ProgrammedTimes {
-    /// Takes in a sync that programmed these service ports. `served` says which of them are there.
-    pub(super) fn update<'a>(
+    /// Takes in a sync that ended now. `ports` are the service ports that should be in the kernel.
+    pub(super) fn update<P>(
         &mut self,
         now: UnixNanos,
-        dirty: impl IntoIterator<Item = &'a ServicePortKey>,
-        is_served: impl Fn(&ServicePortKey) -> bool,
+        ended: EndedSync<'_>,
+        ports: &BTreeMap<ServicePortKey, P>,
     ) {
-        if self.first.is_none() {
-            self.first = Some(now);
+        if ended.extent == SyncExtent::Full {
+            self.failing = [false; 2];
+        }
+        for family in ended.failed {
+            self.failing[*family as usize] = true;
+        }
+        if self.failing == [true; 2] && self.first.is_none() {
             return;
         }
-        for key in dirty {
-            if is_served(key) {
-                self.changed.insert(key.clone(), now);
-            } else {
-                self.changed.remove(key);
+        let is_first = self.first.is_none();
+        self.first.get_or_insert(now);
+        // A partial sync does not write what an earlier one could not write.
+        if ended.extent == SyncExtent::Full {
+            for key in std::mem::take(&mut self.waiting) {
+                self.note(now, &key, ports.contains_key(&key), is_first);
             }
+        }
+        for key in &ended.dirty.ports {
+            self.note(now, key, ports.contains_key(key), is_first);
+        }
+        if ended.dirty.all || is_first {
+            let failing = self.failing;
+            self.waiting.extend(ports.keys().filter(|key| failing[key.family as usize]).cloned());
+        }
+    }
+
+    fn note(&mut self, now: UnixNanos, key: &ServicePortKey, is_served: bool, is_first: bool) {
+        self.waiting.remove(key);
+        if !is_served {
+            self.changed.remove(key);
+        } else if self.failing[key.family as usize] {
+            self.waiting.insert(key.clone());
+        } else if !is_first {
+            self.changed.insert(key.clone(), now);
         }
     }
 
     fn of(&self, key: &ServicePortKey) -> Option<UnixNanos> {
+        if self.waiting.contains(key) {
+            return None;
+        }
         self.changed.get(key).copied().or(self.first)
     }
 }
@@ -219,13 +266,52 @@ mod tests {
         assert_eq!(inspector.read(|_| ()).await, Err(NoAnswer::Busy));
     }
 
+    /// Takes in a sync of these service ports, which all are served.
+    fn sync(
+        times: &mut ProgrammedTimes,
+        at: u64,
+        extent: SyncExtent,
+        dirty: &[&ServicePortKey],
+        failed: &[IpFamily],
+    ) {
+        let dirty = Dirty { ports: dirty.iter().map(|key| (*key).clone()).collect(), ..Dirty::default() };
+        let ports = dirty.ports.iter().chain(&times.waiting).map(|key| (key.clone(), true)).collect();
+        times.update(UnixNanos(at), EndedSync { extent, dirty: &dirty, failed }, &ports);
+    }
+
     #[test]
     fn the_time_of_a_service_port_is_that_of_its_last_change() {
         let (mut times, [a, b]) = (ProgrammedTimes::default(), ["ns/a", "ns/b"].map(|name| key(name, "")));
-        times.update(UnixNanos(1), [&a, &b], |_| true);
-        times.update(UnixNanos(2), [&b], |_| true);
+        sync(&mut times, 1, SyncExtent::Full, &[&a, &b], &[]);
+        sync(&mut times, 2, SyncExtent::Partial, &[&b], &[]);
         assert_eq!([times.of(&a), times.of(&b)], [Some(UnixNanos(1)), Some(UnixNanos(2))]);
-        times.update(UnixNanos(3), [&b], |_| false);
+        let dirty = Dirty { ports: [b].into(), ..Dirty::default() };
+        let ended = EndedSync { extent: SyncExtent::Partial, dirty: &dirty, failed: &[] };
+        times.update(UnixNanos(3), ended, &BTreeMap::<_, bool>::new());
         assert!(times.changed.is_empty(), "a service port that is gone takes no memory");
+    }
+
+    #[test]
+    fn a_change_that_failed_is_programmed_when_a_full_sync_succeeds() {
+        let (mut times, [a, b]) = (ProgrammedTimes::default(), ["ns/a", "ns/b"].map(|name| key(name, "")));
+        sync(&mut times, 1, SyncExtent::Full, &[&a], &[]);
+        sync(&mut times, 2, SyncExtent::Partial, &[&b], &IpFamily::ALL);
+        assert_eq!([times.of(&a), times.of(&b)], [Some(UnixNanos(1)), None]);
+        sync(&mut times, 3, SyncExtent::Full, &[], &[]);
+        assert_eq!([times.of(&a), times.of(&b)], [Some(UnixNanos(1)), Some(UnixNanos(3))]);
+    }
+
+    #[test]
+    fn changes_of_a_failing_family_wait_while_the_other_is_programmed() {
+        let (mut times, [four, six]) =
+            (ProgrammedTimes::default(), ["ns/four", "ns/six"].map(|name| key(name, "")));
+        let six = ServicePortKey { family: IpFamily::V6, ..six };
+        sync(&mut times, 1, SyncExtent::Full, &[], &[IpFamily::V6]);
+        sync(&mut times, 2, SyncExtent::Partial, &[&four, &six], &[]);
+        assert_eq!([times.of(&four), times.of(&six)], [Some(UnixNanos(2)), None]);
+        sync(&mut times, 3, SyncExtent::Full, &[], &[IpFamily::V6]);
+        assert_eq!(times.of(&six), None, "the retry failed");
+        sync(&mut times, 4, SyncExtent::Full, &[], &[]);
+        assert_eq!([times.of(&four), times.of(&six)], [Some(UnixNanos(2)), Some(UnixNanos(4))]);
     }
 }

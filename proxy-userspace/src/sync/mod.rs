@@ -366,15 +366,16 @@ impl SyncLoop {
             // Before the takeover, which may remove what served them until now.
             self.left_out_ports.update(self.renderer.left_out_ports(), extent, &dirty, &self.outputs);
         }
+        if !self.shutdown.is_cancelled() {
+            self.note_programmed(extent, &dirty, scope);
+        }
         match rendered {
             Ok(operations) => {
-                self.note_programmed(&dirty);
                 self.succeeded(started, extent, &dirty, operations);
                 self.finish(extent, &dirty, Some(takeover));
                 Ok(())
             }
             Err(error) if scope == Some(FailureScope::ServicePorts) && !self.shutdown.is_cancelled() => {
-                self.note_programmed(&dirty);
                 self.left_ports_out(started, extent, dirty.is_empty(), &error);
                 let waits = takeover.waits_for_every_service(self.backstop_mode());
                 self.finish(extent, &dirty, (!waits).then_some(takeover));

@@ -7,8 +7,9 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Outputs, SyncLoop};
+use super::{Outputs, SyncLoop, inspection::EndedSync};
 use crate::{
+    dataplane::FailureScope,
     health::{HealthChecks, ListenOn, NodeObject},
     metrics::SyncExtent,
     model::{Dirty, IpFamily, NodeView, TriggerTime, UnixNanos},
@@ -46,10 +47,16 @@ impl SyncLoop {
         }
     }
 
-    /// Notes when the service ports of a sync were programmed.
-    pub(super) fn note_programmed(&mut self, dirty: &Dirty) {
-        let ports = &self.model.snapshot().ports;
-        self.programmed.update(now(), &dirty.ports, |key| ports.contains_key(key));
+    /// Notes which service ports a sync programmed, and which ones wait because their family failed.
+    /// If only a part of the node failed, the kernel has all service ports.
+    pub(super) fn note_programmed(&mut self, extent: SyncExtent, dirty: &Dirty, scope: Option<FailureScope>) {
+        let failed: &[IpFamily] = match &scope {
+            Some(FailureScope::Everything) => &IpFamily::ALL,
+            Some(FailureScope::Family(family)) => std::slice::from_ref(family),
+            Some(FailureScope::Node | FailureScope::ServicePorts) | None => &[],
+        };
+        let ended = EndedSync { extent, dirty, failed };
+        self.programmed.update(now(), ended, &self.model.snapshot().ports);
     }
 
     /// Reports a successful sync of all families that do not fail.

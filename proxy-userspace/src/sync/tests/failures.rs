@@ -1,6 +1,9 @@
 //! Failures of the whole dataplane, of one family, and of a part.
 
+use std::collections::BTreeMap;
+
 use super::*;
+use crate::model::ServicePortKey;
 
 #[tokio::test(start_paused = true)]
 async fn a_retry_starts_from_what_the_kernel_really_holds() {
@@ -208,4 +211,44 @@ async fn a_part_of_the_node_that_fails_for_long_makes_it_unhealthy_but_live() {
     fake.kernel().rejects_link = true;
     let daemon = Daemon::start(fake).programmed().await;
     assert!(daemon.outputs.health.is_live() && !daemon.outputs.health.is_ready(), "it never worked");
+}
+
+/// Returns whether the loop says of each Service that it is programmed, by name.
+async fn programmed(daemon: &Daemon) -> Vec<(String, bool)> {
+    let read = daemon.inspector.read(|inspected| {
+        let ports = inspected.model.snapshot().ports.keys();
+        let is_programmed = |key: &ServicePortKey| inspected.programmed(key).is_some();
+        ports.map(|key| (key.name.service.name.to_string(), is_programmed(key))).collect::<BTreeMap<_, _>>()
+    });
+    read.await.expect("the loop runs").into_iter().collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_no_sync_could_write_waits() {
+    let daemon = Daemon::never_giving_up().await;
+    daemon.fake.kernel().failures_left = usize::MAX;
+    daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
+    tokio::time::sleep(SYNC).await;
+    assert_eq!(programmed(&daemon).await, [("a".into(), true), ("b".into(), false)]);
+    daemon.fake.kernel().failures_left = 0;
+    tokio::time::sleep(SYNC).await;
+    assert_eq!(programmed(&daemon).await, [("a".into(), true), ("b".into(), true)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_of_a_failing_family_waits_while_the_other_family_is_programmed() {
+    let daemon = Daemon::never_giving_up().await;
+    daemon.fake.kernel().failing_family = Some(IpFamily::V6);
+    daemon.send(WatchEvent::Services(Delta::Apply(service("six", "fd96::6")))).await;
+    daemon.send(WatchEvent::Services(Delta::Apply(service("b", "10.96.0.2")))).await;
+    tokio::time::sleep(SYNC / 2).await;
+    daemon.send(endpoint_is("10.0.0.2")).await;
+    daemon.settle().await;
+    let all = |six| [("a".into(), true), ("b".into(), true), ("six".into(), six)];
+    assert_eq!(programmed(&daemon).await, all(false));
+    let failing = daemon.inspector.read(|inspected| IpFamily::ALL.map(|family| inspected.is_failing(family)));
+    assert_eq!(failing.await, Ok([false, true]));
+    daemon.fake.kernel().failing_family = None;
+    tokio::time::sleep(SYNC).await;
+    assert_eq!(programmed(&daemon).await, all(true));
 }
