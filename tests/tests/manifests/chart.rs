@@ -53,7 +53,7 @@ fn values_of_the_chart_appear_in_the_objects() {
     let environment = set["spec"]["template"]["spec"]["containers"][0]["env"].as_array().expect("a list");
     assert_eq!((environment.len(), environment.last()), (4, Some(&proxy)));
     let container = &set["spec"]["template"]["spec"]["containers"][0];
-    for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+    for probe in ["startupProbe", "readinessProbe"] {
         let asked = &container[probe]["httpGet"];
         assert_eq!((&asked["host"], &asked["port"]), (&"192.0.2.7".into(), &10257.into()), "{probe}");
     }

@@ -206,12 +206,21 @@ fn probes_ask_where_shunt_answers() {
     let set = object::<DaemonSet>("DaemonSet").spec.expect("a spec");
     let container = set.template.spec.expect("a pod").containers.remove(0);
     let address = configuration(&container).healthz_bind_address.expect("an address");
-    for probe in [&container.startup_probe, &container.liveness_probe, &container.readiness_probe] {
+    for probe in [&container.startup_probe, &container.readiness_probe] {
         let get = probe.as_ref().and_then(|probe| probe.http_get.as_ref()).expect("a request");
         let asked: IpAddr = get.host.as_deref().expect("a host").parse().expect("an address");
         assert!(address.ip() == asked || address.ip().is_unspecified(), "{address} {asked}");
         assert_eq!(get.port, IntOrString::Int(address.port().into()));
     }
+}
+
+/// `/livez` returns 503 if one family cannot be programmed. A restart does not help, and while its
+/// pauses grow, nobody programs the other family.
+#[test]
+fn no_failure_to_program_the_kernel_restarts_the_pod() {
+    let set = object::<DaemonSet>("DaemonSet").spec.expect("a spec");
+    let container = set.template.spec.expect("a pod").containers.remove(0);
+    assert_eq!(container.liveness_probe, None);
 }
 
 /// They run on one node each, without access to the API server.
