@@ -74,7 +74,7 @@ async fn post(client: &kube::Client, body: &Value) -> Result<(), Failure> {
 }
 
 fn body(node_name: &str, event: &NodeEvent, now: Timestamp) -> Value {
-    let note: String = event.note.chars().take(MAX_NOTE / 4).collect();
+    let note = &event.note[..event.note.floor_char_boundary(MAX_NOTE)];
     let (namespace, name, regarding) = match &event.service {
         None => {
             let regarding =
@@ -127,6 +127,20 @@ mod tests {
         assert_eq!(body["regarding"], regarding);
         assert_eq!((&body["type"], &body["reason"]), (&json!("Warning"), &json!("Failed")));
         assert!(body["note"].as_str().is_some_and(|note| note.len() <= MAX_NOTE));
+    }
+
+    #[test]
+    fn a_note_has_as_many_whole_characters_as_the_server_takes() {
+        let note = |text: &str| {
+            let event =
+                NodeEvent { service: None, is_warning: false, reason: "", action: "", note: text.into() };
+            body("n1", &event, Timestamp::UNIX_EPOCH)["note"].as_str().map(str::to_owned)
+        };
+        let fits = "x".repeat(MAX_NOTE);
+        assert_eq!(note(&fits), Some(fits.clone()));
+        assert_eq!(note(&format!("{fits}y")), Some(fits.clone()));
+        let cut = fits[..MAX_NOTE - 1].to_owned();
+        assert_eq!(note(&format!("{cut}é")), Some(cut), "half a character is no text");
     }
 
     #[test]
