@@ -62,7 +62,10 @@ impl Drift {
     /// cannot be compared.
     pub(super) fn rows_of_node(&self, inspected: &Inspected<'_>) -> Vec<DriftRow> {
         let unknown = IpFamily::ALL.into_iter().filter_map(|family| unknown(inspected, family));
-        rows(None, Some(self.of_node(inspected).into_iter().chain(unknown).collect()))
+        let not_compared = |difference| DriftRow { port: None, difference, not_compared: true };
+        let mut rows = rows(None, Some(self.of_node(inspected)));
+        rows.extend(unknown.map(not_compared));
+        rows
     }
 
     /// Returns what differs of what all service ports share.
@@ -79,5 +82,6 @@ pub(super) fn unknown(inspected: &Inspected<'_>, family: IpFamily) -> Option<Str
 
 fn rows(port: Option<&NamedPort>, differences: Option<Vec<String>>) -> Vec<DriftRow> {
     let differences = differences.unwrap_or_default().into_iter();
-    differences.map(|difference| DriftRow { port: port.cloned(), difference }).collect()
+    let row = |difference| DriftRow { port: port.cloned(), difference, not_compared: false };
+    differences.map(row).collect()
 }

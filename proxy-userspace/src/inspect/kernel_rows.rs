@@ -134,6 +134,9 @@ pub struct DriftRow {
     pub port: Option<NamedPort>,
     /// What differs.
     pub difference: String,
+    /// Nothing was compared, because an IP family fails. `difference` says which one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub not_compared: bool,
 }
 
 impl Row for DriftRow {

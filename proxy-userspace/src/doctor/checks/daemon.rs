@@ -115,6 +115,8 @@ fn drift(rows: &[DriftRow]) -> Vec<Finding> {
         }
         None => row.difference.clone(),
     };
+    // The sync that fails is a finding already.
+    let rows: Vec<&DriftRow> = rows.iter().filter(|row| !row.not_compared).collect();
     let named = rows.iter().take(MAX_NAMED).map(|row| Finding::new(&catalog::DRIFT, text(row)));
     let more = rows.len().saturating_sub(MAX_NAMED);
     let rest = (more > 0).then(|| Finding::new(&catalog::DRIFT, format!("and {more} more")));

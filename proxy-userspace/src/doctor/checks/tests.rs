@@ -80,6 +80,10 @@ fn report_of(facts: &mut Facts) -> &mut NodeReport {
     }
 }
 
+fn drift(difference: &str) -> DriftRow {
+    DriftRow { port: None, difference: difference.into(), not_compared: false }
+}
+
 fn rules(lines: &str, table: &str) -> Evidence {
     let saved = format!("*{table}\n{lines}\nCOMMIT\n");
     let tables = save::parse(&saved, Source::IptablesNft, Family::Ip);
@@ -128,11 +132,7 @@ const OF_THE_DAEMON: &[(&Kind, Fault, &str)] = &[
     ),
     (&catalog::MAP_NEARLY_FULL, |facts| report_of(facts).maps[0].entries = 80, "services has 80 of 100"),
     (&catalog::OTHER_VERSION, |facts| report_of(facts).version = "9.9.9".into(), "the daemon is 9.9.9"),
-    (
-        &catalog::DRIFT,
-        |facts| facts.drift.push(DriftRow { port: None, difference: "a chain is missing".into() }),
-        "a chain is missing",
-    ),
+    (&catalog::DRIFT, |facts| facts.drift.push(drift("a chain is missing")), "a chain is missing"),
     (&catalog::CLOCK_SKEWED, |facts| report_of(facts).clock_ahead_seconds = Some(-10), "10 s behind"),
     (
         &catalog::WATCH_SILENT,
@@ -326,4 +326,10 @@ fn a_conntrack_table_without_a_limit_is_never_full() {
     let mut facts = healthy();
     facts.sysctls.conntrack_max = Some(0);
     assert_eq!(found(&facts), []);
+}
+
+#[test]
+fn a_family_that_fails_is_no_drift() {
+    let unknown = DriftRow { not_compared: true, ..drift("IPv6: it is not known") };
+    assert_eq!(found(&Facts { drift: vec![unknown], ..healthy() }), []);
 }
