@@ -8,6 +8,7 @@
 
 mod encoding;
 mod faults;
+mod kept_list;
 mod list;
 mod patch;
 mod protobuf;

@@ -3,13 +3,13 @@
 use serde_json::Value;
 
 /// A parsed `labelSelector` and `fieldSelector`.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Selectors {
     labels: Vec<Requirement>,
     fields: Vec<Requirement>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Requirement {
     Exists(String),
     NotExists(String),

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
-use super::stored::Stored;
+use super::{kept_list::KeptList, stored::Stored};
 
 /// A kind of object that the server has.
 #[derive(Debug, PartialEq, Eq)]
@@ -95,11 +95,19 @@ pub(super) struct Store {
     compacted: u64,
     objects: BTreeMap<(&'static str, String), Arc<Stored>>,
     history: Vec<Change>,
+    /// The streaming lists of these objects that were encoded so far.
+    kept_lists: Vec<Arc<KeptList>>,
 }
 
 impl Store {
     pub(super) fn new() -> Self {
-        Self { version: 1, compacted: 0, objects: BTreeMap::new(), history: Vec::new() }
+        Self {
+            version: 1,
+            compacted: 0,
+            objects: BTreeMap::new(),
+            history: Vec::new(),
+            kept_lists: Vec::new(),
+        }
     }
 
     pub(super) fn version(&self) -> u64 {
@@ -150,6 +158,7 @@ impl Store {
         let key = key(resource, &object)?;
         let version = object["metadata"]["resourceVersion"].as_str().context("no resourceVersion")?;
         self.advance_to(version.parse().context("resourceVersion")?);
+        self.kept_lists.clear();
         self.objects.insert((resource.plural, key), Arc::new(Stored::new(object)));
         Ok(())
     }
@@ -187,6 +196,16 @@ impl Store {
         objects
     }
 
+    /// Returns the streaming lists that were encoded since the last change.
+    pub(super) fn kept_lists(&self) -> &[Arc<KeptList>] {
+        &self.kept_lists
+    }
+
+    /// Keeps a streaming list of the present objects.
+    pub(super) fn keep_list(&mut self, list: Arc<KeptList>) {
+        self.kept_lists.push(list);
+    }
+
     /// Returns the changes of a resource after `version`.
     pub(super) fn since(&self, plural: &'static str, version: u64) -> impl Iterator<Item = &Change> {
         self.history.iter().filter(move |change| change.version > version && change.plural == plural)
@@ -199,6 +218,7 @@ impl Store {
         old: Option<Arc<Stored>>,
         new: Option<Arc<Stored>>,
     ) {
+        self.kept_lists.clear();
         match &new {
             Some(object) => self.objects.insert((plural, key.clone()), Arc::clone(object)),
             None => self.objects.remove(&(plural, key.clone())),

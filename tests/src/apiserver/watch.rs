@@ -15,6 +15,7 @@ use tokio::{
 use super::{
     Encoding, Request, Resource, Shared,
     faults::{BREAK_DELAY, Fault, Interruption, WrongVersion},
+    kept_list::KeptList,
     responses,
     selectors::Selectors,
     store::{Change, Store},
@@ -147,6 +148,9 @@ impl Watch {
     /// Sends what precedes the changes: the existing objects, for a watch without a version or from
     /// version 0.
     async fn begin(&mut self, streaming: bool) -> Result<(), WatchEnded> {
+        if streaming && let Some((list, version)) = self.kept_list() {
+            return self.stream(&list, version).await;
+        }
         let (events, version) = {
             let store = self.shared.store();
             if !streaming && self.version > 0 && self.version < store.compacted() {
@@ -163,6 +167,22 @@ impl Watch {
         }
         self.version = version;
         if streaming { self.bookmark(true).await } else { Ok(()) }
+    }
+
+    /// Returns a streaming list and its version. `None` if an object has no encoding.
+    fn kept_list(&self) -> Option<(Arc<KeptList>, u64)> {
+        let mut store = self.shared.store();
+        let list = KeptList::of(&mut store, self.resource, &self.selectors, self.encoding).ok()?;
+        Some((list, store.version()))
+    }
+
+    /// Sends a streaming list, and the bookmark that ends it.
+    async fn stream(&mut self, list: &KeptList, version: u64) -> Result<(), WatchEnded> {
+        for part in &list.parts {
+            self.send(part.clone()).await?;
+        }
+        self.version = version;
+        self.bookmark(true).await
     }
 
     fn initial(&self, store: &Store) -> Vec<Event> {
