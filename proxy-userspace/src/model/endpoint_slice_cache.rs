@@ -2,7 +2,7 @@
 //! Service.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     mem,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -12,8 +12,9 @@ use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use super::{
-    AddressType, Delta, EndpointSlice, Hints, IpFamily, Name, NamespacedName, PodNames, ServicePortKey,
-    SliceEndpoint, SlicePort, TriggerTime, UnixNanos, intern::Interner,
+    AddressType, Delta, EndpointSlice, Hints, IpFamily, ListPart, Name, NamespacedName, PodNames,
+    ServicePortKey, SliceEndpoint, SlicePort, TriggerTime, UnixNanos, changed_names::ChangedNames,
+    intern::Interner,
 };
 
 /// Upstream's `EndpointSliceCache`, with the trigger times of `EndpointsChangeTracker`.
@@ -32,7 +33,7 @@ pub(super) struct EndpointSliceCache {
     /// happened before this process could program it.
     pub(super) start: UnixNanos,
     /// The Services whose slices changed since [`Self::checkout_changes`].
-    changed: BTreeSet<NamespacedName>,
+    changed: ChangedNames,
     /// Upstream has a tracker for each family.
     trigger_times: BTreeMap<(NamespacedName, IpFamily), Vec<UnixNanos>>,
 }
@@ -105,9 +106,22 @@ impl EndpointSliceCache {
         deleted + applied.filter(|differs| *differs).count()
     }
 
-    /// Returns the Services whose slices changed since the last call.
-    pub(super) fn checkout_changes(&mut self) -> BTreeSet<NamespacedName> {
-        mem::take(&mut self.changed)
+    /// Adds a part of the first list. Returns the number of slices that differ.
+    pub(super) fn add(&mut self, part: ListPart<EndpointSlice>, strings: &mut Interner<str>) -> usize {
+        self.is_listed |= part.is_last;
+        if part.is_first {
+            let earlier: Vec<_> = self.slices.keys().cloned().collect();
+            for name in earlier {
+                self.set(&name, None, None);
+            }
+        }
+        let applied = part.objects.into_iter().map(|slice| self.apply(slice, strings));
+        applied.filter(|differs| *differs).count()
+    }
+
+    /// Returns the Services whose slices changed since the last call, sorted.
+    pub(super) fn checkout_changes(&mut self) -> Vec<NamespacedName> {
+        self.changed.take()
     }
 
     /// Returns the trigger times of slices that changed since the last call.
@@ -204,7 +218,8 @@ impl EndpointSliceCache {
             }
         }
         self.record_trigger_time(previous_owner.as_ref(), current_owner.as_ref(), trigger_time);
-        self.changed.extend(previous_owner.into_iter().chain(current_owner).map(|(service, _)| service));
+        let owners = previous_owner.into_iter().chain(current_owner);
+        owners.for_each(|(service, _)| self.changed.add(service));
         self.endpoint_count += current.as_ref().map_or(0, |slice| slice.endpoints.len());
         let previous = match current {
             Some(slice) => self.slices.insert(name.clone(), slice),
@@ -292,7 +307,7 @@ impl CachedEndpoint {
         if let Some(hints) = &mut hints {
             shared.hints.share(hints);
         }
-        let placement = shared.placements.intern(&Arc::new(Placement { node_name, hints }));
+        let placement = shared.placements.intern_value(Placement { node_name, hints });
         Some(Self { address: address?.to_canonical(), ready, serving, terminating, placement })
     }
 }

@@ -73,18 +73,19 @@ impl FrontendClaims {
     ) -> BTreeSet<NamespacedName> {
         let (previous, current) = (claims(previous), claims(current));
         let mut affected = BTreeSet::new();
-        for (id, claim) in previous.difference(&current) {
+        for (id, claim) in previous.iter().filter(|claim| current.binary_search(claim).is_err()) {
             self.remove(*id, claim, &mut affected);
         }
-        for (id, claim) in current.difference(&previous) {
-            self.add(*id, claim.clone(), &mut affected);
+        for (id, claim) in current.into_iter().filter(|claim| previous.binary_search(claim).is_err()) {
+            self.add(id, claim, &mut affected);
         }
         affected
     }
 
-    /// Returns true if the frontend belongs to this service port.
+    /// Returns true if the frontend, which this service port claims, belongs to it.
     pub(super) fn owns(&self, key: &ServicePortKey, frontend: &Frontend) -> bool {
-        self.owners.get(&FrontendIdentity::new(key, frontend)).is_some_and(|owner| owner.key == *key)
+        self.lost.is_empty()
+            || self.owners.get(&FrontendIdentity::new(key, frontend)).is_some_and(|owner| owner.key == *key)
     }
 
     /// Returns the service port to which a frontend belongs.
@@ -153,14 +154,17 @@ impl FrontendClaims {
     }
 }
 
-fn claims(service: Option<&Service>) -> BTreeSet<(FrontendIdentity, FrontendClaim)> {
-    let Some(service) = service else { return BTreeSet::new() };
-    let mut claims = BTreeSet::new();
+/// Returns the claims of a Service, sorted, each once.
+fn claims(service: Option<&Service>) -> Vec<(FrontendIdentity, FrontendClaim)> {
+    let Some(service) = service else { return Vec::new() };
+    let mut claims = Vec::new();
     for (key, port) in ports(service) {
         for frontend in frontends(service, port, key.family) {
             let claim = FrontendClaim { precedence: precedence(frontend.kind), key: key.clone() };
-            claims.insert((FrontendIdentity::new(&key, &frontend), claim));
+            claims.push((FrontendIdentity::new(&key, &frontend), claim));
         }
     }
+    claims.sort_unstable();
+    claims.dedup();
     claims
 }

@@ -22,17 +22,34 @@ impl<T: ?Sized + Eq + Hash> Interner<T> {
         if let Some(known) = self.known.get(value.as_ref()) {
             return Arc::clone(known);
         }
+        self.add(value);
+        Arc::clone(value)
+    }
+
+    /// Adds a value.
+    fn add(&mut self, value: &Arc<T>) {
         if self.known.len() >= self.sweep_at {
             self.known.retain(|value| Arc::strong_count(value) > 1);
             self.sweep_at = SMALLEST_SWEEP.max(self.known.len() * 2);
         }
         self.known.insert(Arc::clone(value));
-        Arc::clone(value)
     }
 
     /// Replaces `value` by the shared copy.
     pub(crate) fn share(&mut self, value: &mut Arc<T>) {
         *value = self.intern(value);
+    }
+}
+
+impl<T: Eq + Hash> Interner<T> {
+    /// Returns the shared copy of `value`. Allocates memory only for the first one.
+    pub(crate) fn intern_value(&mut self, value: T) -> Arc<T> {
+        if let Some(known) = self.known.get(&value) {
+            return Arc::clone(known);
+        }
+        let value = Arc::new(value);
+        self.add(&value);
+        value
     }
 }
 

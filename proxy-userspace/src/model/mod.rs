@@ -1,6 +1,7 @@
 //! Resolves objects into this node's [`Snapshot`], without I/O and without a clock.
 #![forbid(unsafe_code)]
 
+mod changed_names;
 mod endpoint_slice_cache;
 mod frontend_claims;
 mod intern;

@@ -355,6 +355,16 @@ pub enum Delta<T> {
     Delete(NamespacedName),
 }
 
+impl<T> ListPart<T> {
+    /// Adds the objects to a map by name.
+    pub fn apply_to(self, objects: &mut BTreeMap<NamespacedName, T>, name: impl Fn(&T) -> NamespacedName) {
+        if self.is_first {
+            objects.clear();
+        }
+        objects.extend(self.objects.into_iter().map(|object| (name(&object), object)));
+    }
+}
+
 impl<T> Delta<T> {
     /// Applies the change to a map by name.
     pub fn apply_to(self, objects: &mut BTreeMap<NamespacedName, T>, name: impl Fn(&T) -> NamespacedName) {
@@ -386,6 +396,18 @@ impl<T> Delta<T> {
     }
 }
 
+/// A part of the first list of a kind. The model takes it in while the next parts are on their way.
+/// Nothing is programmed before the last part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListPart<T> {
+    /// This is the first part. Objects of an earlier list, whose last part never came, are deleted.
+    pub is_first: bool,
+    /// This is the last part: the list is complete.
+    pub is_last: bool,
+    /// The objects.
+    pub objects: Vec<T>,
+}
+
 /// An event of a source. A source may repeat an event: the model finds the real differences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent {
@@ -393,6 +415,10 @@ pub enum WatchEvent {
     Services(Delta<Service>),
     /// EndpointSlices.
     EndpointSlices(Delta<EndpointSlice>),
+    /// Services of a first list that is long.
+    ServicePart(ListPart<Service>),
+    /// EndpointSlices of a first list that is long.
+    EndpointSlicePart(ListPart<EndpointSlice>),
     /// Nodes. A source may send only the Node of this node.
     Nodes(Delta<Node>),
     /// ServiceCIDRs. Not every cluster has them, and no sync waits for them.

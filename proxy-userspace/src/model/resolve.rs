@@ -7,6 +7,8 @@ use std::{
     num::NonZeroU16,
 };
 
+use smallvec::SmallVec;
+
 use super::{
     Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedPort, Service, ServicePort,
     ServicePortKey,
@@ -42,7 +44,8 @@ pub(super) struct Resolver<'a> {
 /// A Service as this node must serve it.
 #[derive(Debug, Default)]
 pub(super) struct ResolvedService {
-    pub(super) ports: BTreeMap<ServicePortKey, ResolvedPort>,
+    /// Sorted by key.
+    pub(super) ports: SmallVec<[(ServicePortKey, ResolvedPort); 1]>,
     pub(super) health_checks: BTreeMap<(NamespacedName, IpFamily), HealthCheck>,
 }
 
@@ -53,15 +56,15 @@ impl Resolver<'_> {
         let mut local_ready: BTreeMap<IpFamily, BTreeSet<IpAddr>> = BTreeMap::new();
         for (key, port) in service_port::ports(service) {
             let endpoints = self.slices.endpoints(&key, self.node.node_name);
-            let ready = endpoints.iter().filter(|endpoint| endpoint.is_local && endpoint.is_ready());
-            local_ready.entry(key.family).or_default().extend(ready.map(|endpoint| endpoint.address.ip()));
             let port = self.resolve_port(service, port, &key, &endpoints);
             if let Some(health_check_port) = port.health_check_node_port {
-                let local_endpoints = local_ready.get(&key.family).map_or(0, BTreeSet::len);
-                let check = HealthCheck { port: health_check_port, local_endpoints };
+                let ready = endpoints.iter().filter(|endpoint| endpoint.is_local && endpoint.is_ready());
+                let addresses = local_ready.entry(key.family).or_default();
+                addresses.extend(ready.map(|endpoint| endpoint.address.ip()));
+                let check = HealthCheck { port: health_check_port, local_endpoints: addresses.len() };
                 resolved.health_checks.insert((service.name.clone(), key.family), check);
             }
-            resolved.ports.insert(key, port);
+            resolved.ports.push((key, port));
         }
         resolved
     }

@@ -1,14 +1,17 @@
 //! The known Services, and those that changed since they were last resolved.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map, hash_map},
     mem,
     net::IpAddr,
 };
 
 use foldhash::HashMap;
 
-use super::{Delta, Forwarding, ModelSettings, NamespacedName, Service, ServiceType, intern::Interner};
+use super::{
+    Delta, Forwarding, ListPart, ModelSettings, NamespacedName, Service, ServiceType,
+    changed_names::ChangedNames, intern::Interner,
+};
 
 /// Upstream's `ServiceChangeTracker`. It merges the changes to one Service. A change that was
 /// reverted does not count.
@@ -18,6 +21,9 @@ pub(super) struct ServiceChangeTracker {
     services: HashMap<NamespacedName, Box<Service>>,
     /// The Services that changed since [`Self::checkout_changes`], as they were at that time.
     changes: BTreeMap<NamespacedName, Option<Box<Service>>>,
+    /// Before the first [`Self::checkout_changes`], every Service is new.
+    new: ChangedNames,
+    was_checked_out: bool,
     /// External IPs are dropped.
     ignores_external_ips: bool,
 }
@@ -34,6 +40,18 @@ impl ServiceChangeTracker {
         let deleted = deleted.into_iter().map(|name| self.set(name, None)).filter(|differs| *differs).count();
         let applied = services.into_iter().map(|service| self.apply(service, strings));
         deleted + applied.filter(|differs| *differs).count()
+    }
+
+    /// Adds a part of the first list. Returns the number of Services that differ.
+    pub(super) fn add(&mut self, part: ListPart<Service>, strings: &mut Interner<str>) -> usize {
+        if part.is_first {
+            let earlier: Vec<_> = self.services.keys().cloned().collect();
+            for name in earlier {
+                self.set(name, None);
+            }
+        }
+        let applied = part.objects.into_iter().map(|service| self.apply(service, strings));
+        applied.filter(|differs| *differs).count()
     }
 
     /// Returns the Service of this name, if this proxy serves it.
@@ -68,10 +86,13 @@ impl ServiceChangeTracker {
         services.filter(move |(_, service)| service.forwarding == forwarding).map(|(name, _)| name)
     }
 
-    /// Returns the Services that changed since the last call, as they were at that time. None for a
-    /// Service that is new.
-    pub(super) fn checkout_changes(&mut self) -> BTreeMap<NamespacedName, Option<Box<Service>>> {
-        mem::take(&mut self.changes)
+    /// Returns the Services that changed since the last call, as they were at that time, sorted by
+    /// name. None for a Service that is new.
+    pub(super) fn checkout_changes(&mut self) -> Vec<(NamespacedName, Option<Box<Service>>)> {
+        if mem::replace(&mut self.was_checked_out, true) {
+            return mem::take(&mut self.changes).into_iter().collect();
+        }
+        self.new.take().into_iter().map(|name| (name, None)).collect()
     }
 
     /// Returns true if the Service differs.
@@ -88,24 +109,36 @@ impl ServiceChangeTracker {
 
     /// Returns true if the Service differs.
     fn set(&mut self, name: NamespacedName, current: Option<Box<Service>>) -> bool {
-        if self.services.get(&name) == current.as_ref() {
-            return false;
-        }
-        let replaced = match current {
-            Some(service) => self.services.insert(name.clone(), service),
-            None => self.services.remove(&name),
+        let replaced = match (self.services.entry(name.clone()), current) {
+            (hash_map::Entry::Vacant(_), None) => return false,
+            (hash_map::Entry::Vacant(entry), Some(service)) => {
+                entry.insert(service);
+                None
+            }
+            (hash_map::Entry::Occupied(entry), Some(service)) if *entry.get() == service => return false,
+            (hash_map::Entry::Occupied(mut entry), Some(service)) => Some(entry.insert(service)),
+            (hash_map::Entry::Occupied(entry), None) => Some(entry.remove()),
         };
-        let current = self.services.get(&name);
-        match self.changes.entry(name) {
-            Entry::Vacant(change) => {
-                change.insert(replaced);
-            }
-            Entry::Occupied(change) if change.get().as_ref() == current => {
-                change.remove();
-            }
-            Entry::Occupied(_) => {}
+        if self.was_checked_out {
+            self.record(name, replaced);
+        } else {
+            self.new.add(name);
         }
         true
+    }
+
+    /// Records that a Service replaced another one.
+    fn record(&mut self, name: NamespacedName, replaced: Option<Box<Service>>) {
+        let current = self.services.get(&name);
+        match self.changes.entry(name) {
+            btree_map::Entry::Vacant(change) => {
+                change.insert(replaced);
+            }
+            btree_map::Entry::Occupied(change) if change.get().as_ref() == current => {
+                change.remove();
+            }
+            btree_map::Entry::Occupied(_) => {}
+        }
     }
 }
 
@@ -168,7 +201,8 @@ mod tests {
         tracker.checkout_changes();
         apply(&mut tracker, service("default/web", "10.96.0.2"));
         apply(&mut tracker, service("default/web", "10.96.0.3"));
-        assert_eq!(tracker.checkout_changes().into_values().collect::<Vec<_>>(), [Some(Box::new(web))]);
+        let before = tracker.checkout_changes().into_iter().map(|(_, before)| before);
+        assert_eq!(before.collect::<Vec<_>>(), [Some(Box::new(web))]);
     }
 
     #[test]
@@ -192,7 +226,7 @@ mod tests {
         tracker.checkout_changes();
         tracker.update(Delta::Replace(vec![service("a/y", "10.96.0.2")]), &mut Interner::default());
         assert_eq!(
-            tracker.checkout_changes().into_keys().collect::<Vec<_>>(),
+            tracker.checkout_changes().into_iter().map(|(name, _)| name).collect::<Vec<_>>(),
             [NamespacedName::new("a", "x")]
         );
     }

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
 
 use ipnet::IpNet;
+use smallvec::SmallVec;
 
 use super::{
     Balance, Forwarding, Frontend, FrontendKind, IpFamily, LoadBalancerIpMode, ResolvedPort, Service,
@@ -74,10 +75,11 @@ pub(super) fn uses_local_endpoints(port: &ResolvedPort) -> bool {
 }
 
 /// Returns the ports of a Service in each family in which it has a cluster IP. The API does not
-/// allow two ports with the same name and protocol. As upstream, the later one is used.
-pub(super) fn ports(service: &Service) -> BTreeMap<ServicePortKey, &ServicePort> {
+/// allow two ports with the same name and protocol. As upstream, the later one is used. Sorted by
+/// key.
+pub(super) fn ports(service: &Service) -> SmallVec<[(ServicePortKey, &ServicePort); 1]> {
     let families = IpFamily::ALL.into_iter().filter(|family| cluster_ip(service, *family).is_some());
-    families
+    let mut ports: SmallVec<[_; 1]> = families
         .flat_map(|family| {
             service.ports.iter().map(move |port| {
                 let name = ServicePortName {
@@ -88,7 +90,17 @@ pub(super) fn ports(service: &Service) -> BTreeMap<ServicePortKey, &ServicePort>
                 (ServicePortKey { name, family }, port)
             })
         })
-        .collect()
+        .collect();
+    // Stable: the later one of two ports stays behind the other.
+    ports.sort_by(|(key, _), (other, _)| key.cmp(other));
+    ports.dedup_by(|later, earlier| {
+        let is_same = later.0 == earlier.0;
+        if is_same {
+            earlier.1 = later.1;
+        }
+        is_same
+    });
+    ports
 }
 
 /// Returns the frontends of a port, sorted, without duplicates. An address of two kinds gets the

@@ -12,6 +12,7 @@ use ipnet::IpNet;
 use super::{
     Delta, Dirty, Forwarding, FrontendConflict, HealthCheck, IpFamily, ModelSettings, NamespacedName, Node,
     NodeFacts, ServiceCidr, ServicePortKey, Snapshot, TunnelView, UnixNanos, WatchEvent,
+    changed_names::sort_names,
     endpoint_slice_cache::EndpointSliceCache,
     frontend_claims::FrontendClaims,
     intern::Interner,
@@ -123,6 +124,13 @@ impl Model {
                 let differing = self.slices.update(delta, &mut self.strings);
                 applied.objects = if is_list { differing } else { 1 };
             }
+            WatchEvent::ServicePart(part) => {
+                self.listed.services |= part.is_last;
+                applied.objects = self.services.add(part, &mut self.strings);
+            }
+            WatchEvent::EndpointSlicePart(part) => {
+                applied.objects = self.slices.add(part, &mut self.strings);
+            }
             WatchEvent::ServiceCidrs(delta) => self.apply_service_cidrs(delta),
         }
         applied
@@ -176,8 +184,13 @@ impl Model {
         }
         let mut dirty = Dirty::default();
         let pending = mem::take(&mut self.pending);
-        for service in self.affected_services(&pending) {
-            self.resolve_service(&service, &mut dirty.ports);
+        let affected = self.affected_services(&pending);
+        if self.is_resolved {
+            for service in &affected {
+                self.resolve_service(service, &mut dirty.ports);
+            }
+        } else {
+            self.resolve_first(&affected);
         }
         dirty.node = (pending.node || !self.is_resolved) && self.resolve_node();
         if mem::replace(&mut self.is_resolved, true) { dirty } else { Dirty::everything() }
@@ -276,13 +289,13 @@ impl Model {
         self.update_pod_cidrs_outside_cluster_cidr();
     }
 
-    /// Returns all Services whose ports may differ. Updates the claims, so that Services that get
-    /// or lose a frontend are among them.
-    fn affected_services(&mut self, pending: &PendingChanges) -> BTreeSet<NamespacedName> {
+    /// Returns all Services whose ports may differ, sorted. Updates the claims, so that Services that
+    /// get or lose a frontend are among them.
+    fn affected_services(&mut self, pending: &PendingChanges) -> Vec<NamespacedName> {
         let mut affected = self.slices.checkout_changes();
         for (name, previous) in self.services.checkout_changes() {
             affected.extend(self.claims.update(previous.as_deref(), self.services.get(&name)));
-            affected.insert(name);
+            affected.push(name);
         }
         if pending.hinted_services {
             affected.extend(self.slices.services_with_hints());
@@ -296,19 +309,38 @@ impl Model {
         if !pending.link_addresses.is_empty() {
             affected.extend(self.services.with_cluster_ip(&pending.link_addresses).cloned());
         }
+        sort_names(&mut affected);
         affected
     }
 
-    fn resolve_service(&mut self, name: &NamespacedName, dirty: &mut BTreeSet<ServicePortKey>) {
+    fn resolver(&self) -> Resolver<'_> {
         let zone = self.node.as_ref().and_then(|node| node.zone.as_deref()).unwrap_or_default();
         let node = NodeLocation { node_name: &self.settings.node_name, zone };
         let (slices, claims, link_addresses) = (&self.slices, &self.claims, &self.link_addresses);
         let defaults = PortDefaults { balance: self.settings.balance, dsr_port: self.settings.dsr_port };
-        let other_nodes = &self.other_nodes;
-        let resolver = Resolver { slices, claims, node, link_addresses, defaults, other_nodes };
+        Resolver { slices, claims, node, link_addresses, defaults, other_nodes: &self.other_nodes }
+    }
+
+    /// Resolves all Services, whose names are sorted. Nothing was resolved before, so nothing is
+    /// compared, and the maps are built as a whole.
+    fn resolve_first(&mut self, names: &[NamespacedName]) {
+        let resolver = self.resolver();
+        let (mut ports, mut health_checks) = (Vec::with_capacity(names.len()), Vec::new());
+        for service in names.iter().filter_map(|name| self.services.get(name)) {
+            let ResolvedService { ports: of_service, health_checks: checks } = resolver.resolve(service);
+            ports.extend(of_service.into_iter().map(|(key, port)| (key, Arc::new(port))));
+            health_checks.extend(checks);
+        }
+        self.snapshot.ports = ports.into_iter().collect();
+        self.health_checks = health_checks.into_iter().collect();
+    }
+
+    fn resolve_service(&mut self, name: &NamespacedName, dirty: &mut BTreeSet<ServicePortKey>) {
+        let resolver = self.resolver();
         let ResolvedService { ports, health_checks } =
             self.services.get(name).map(|service| resolver.resolve(service)).unwrap_or_default();
-        let removed: Vec<_> = self.ports_of(name).filter(|key| !ports.contains_key(key)).collect();
+        let is_there = |key: &ServicePortKey| ports.binary_search_by(|(port, _)| port.cmp(key)).is_ok();
+        let removed: Vec<_> = self.ports_of(name).filter(|key| !is_there(key)).collect();
         for key in removed {
             self.snapshot.ports.remove(&key);
             dirty.insert(key);

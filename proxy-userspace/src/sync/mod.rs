@@ -306,8 +306,10 @@ impl SyncLoop {
 
     fn take_event(&mut self, event: WatchEvent) {
         let kind = match event {
-            WatchEvent::Services(_) => Some(WatchedKind::Service),
-            WatchEvent::EndpointSlices(_) => Some(WatchedKind::EndpointSlice),
+            WatchEvent::Services(_) | WatchEvent::ServicePart(_) => Some(WatchedKind::Service),
+            WatchEvent::EndpointSlices(_) | WatchEvent::EndpointSlicePart(_) => {
+                Some(WatchedKind::EndpointSlice)
+            }
             WatchEvent::Nodes(_) => Some(WatchedKind::Node),
             WatchEvent::ServiceCidrs(_) => None,
         };

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, Result};
 use proxy_userspace::{
-    model::{Delta, EndpointSlice, NamespacedName, Node, Service, WatchEvent},
+    model::{Delta, EndpointSlice, ListPart, NamespacedName, Node, Service, WatchEvent},
     net::{ContentType, ProxyVariables},
     watch::{ApiSource, Timing, WatchStatus, ignore_api_requests, kube_client},
 };
@@ -101,6 +101,10 @@ impl Scene {
             WatchEvent::Nodes(delta) => {
                 delta.apply_to(&mut self.nodes, |node| node.name.clone().into());
             }
+            WatchEvent::ServicePart(part) => part.apply_to(&mut self.services, |object| object.name.clone()),
+            WatchEvent::EndpointSlicePart(part) => {
+                part.apply_to(&mut self.slices, |object| object.name.clone());
+            }
             WatchEvent::ServiceCidrs(_) => {}
         }
         Ok(())
@@ -190,10 +194,17 @@ pub(crate) fn brief(event: &WatchEvent) -> String {
             Delta::Delete(name) => format!("{kind} - {}", name.name),
         }
     }
+    fn text_of_part<T>(kind: &str, part: &ListPart<T>) -> String {
+        // The last part makes the list complete.
+        let sign = if part.is_last { "=" } else { ".." };
+        format!("{kind} {sign} {} objects", part.objects.len())
+    }
     match event {
         WatchEvent::Services(delta) => text("services", delta, |service| service.name.name.to_string()),
         WatchEvent::EndpointSlices(delta) => text("slices", delta, |slice| slice.name.name.to_string()),
         WatchEvent::Nodes(delta) => text("nodes", delta, |node| node.name.to_string()),
+        WatchEvent::ServicePart(part) => text_of_part("services", part),
+        WatchEvent::EndpointSlicePart(part) => text_of_part("slices", part),
         WatchEvent::ServiceCidrs(delta) => text("servicecidrs", delta, |object| object.name.to_string()),
     }
 }

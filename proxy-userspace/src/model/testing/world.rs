@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::THIS_NODE;
 use crate::model::{
-    Delta, EndpointSlice, Model, ModelSettings, NamespacedName, Node, NodeFacts, Service, WatchEvent,
+    Delta, EndpointSlice, ListPart, Model, ModelSettings, NamespacedName, Node, NodeFacts, Service,
+    WatchEvent,
 };
 
 /// All objects by name.
@@ -34,6 +35,10 @@ impl World {
                     self.nodes.entry(this.name.clone().into()).or_insert(this);
                 }
             }
+            WatchEvent::ServicePart(part) => part.apply_to(&mut self.services, |object| object.name.clone()),
+            WatchEvent::EndpointSlicePart(part) => {
+                part.apply_to(&mut self.slices, |object| object.name.clone());
+            }
             // Generated events contain no ServiceCIDRs.
             WatchEvent::ServiceCidrs(_) => {}
         }
@@ -46,6 +51,12 @@ impl World {
             WatchEvent::EndpointSlices(Delta::Replace(self.slices.values().cloned().collect())),
             WatchEvent::Nodes(Delta::Replace(self.nodes.values().cloned().collect())),
         ]
+    }
+
+    /// Returns the lists of Services and EndpointSlices in parts of this size.
+    pub fn parts(&self, size: usize) -> Vec<WatchEvent> {
+        let services = parts(&self.services, size).map(WatchEvent::ServicePart);
+        services.chain(parts(&self.slices, size).map(WatchEvent::EndpointSlicePart)).collect()
     }
 
     /// Returns one event for each object.
@@ -68,4 +79,16 @@ impl World {
         model.resolve();
         model
     }
+}
+
+/// Splits a list. The last part is empty.
+fn parts<T: Clone>(objects: &BTreeMap<NamespacedName, T>, size: usize) -> impl Iterator<Item = ListPart<T>> {
+    let objects: Vec<T> = objects.values().cloned().collect();
+    let chunks: Vec<Vec<T>> = objects.chunks(size).map(<[T]>::to_vec).chain([Vec::new()]).collect();
+    let count = chunks.len();
+    let part = move |(number, objects)| {
+        let (is_first, is_last) = (number == 0, number + 1 == count);
+        ListPart { is_first, is_last, objects }
+    };
+    chunks.into_iter().enumerate().map(part)
 }

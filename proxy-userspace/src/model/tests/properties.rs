@@ -62,8 +62,8 @@ fn inverse(before: &World, event: &WatchEvent) -> WatchEvent {
         WatchEvent::EndpointSlices(Delta::Apply(slice)) if !before.slices.contains_key(&slice.name) => {
             WatchEvent::EndpointSlices(Delta::Delete(slice.name.clone()))
         }
-        WatchEvent::Services(_) => services,
-        WatchEvent::EndpointSlices(_) => slices,
+        WatchEvent::Services(_) | WatchEvent::ServicePart(_) => services,
+        WatchEvent::EndpointSlices(_) | WatchEvent::EndpointSlicePart(_) => slices,
         WatchEvent::Nodes(_) => nodes,
         WatchEvent::ServiceCidrs(_) => WatchEvent::ServiceCidrs(Delta::Replace(Vec::new())),
     }
@@ -94,6 +94,33 @@ proptest! {
             prop_assert_eq!(&dirty.ports, &difference(&before, model.snapshot()));
             prop_assert_eq!(dirty.node, before.node != model.snapshot().node);
             check_promises(model.snapshot());
+        }
+        model.resolve();
+        assert_same(&model, &world.model(&settings, &facts));
+    }
+
+    #[test]
+    fn lists_in_parts_lead_to_the_state_of_whole_lists_also_after_one_that_did_not_end(
+        settings in any_settings(),
+        facts in any_facts(),
+        broken in world(),
+        world in world(),
+        size in 1..4_usize,
+    ) {
+        let mut model = Model::new(settings.clone());
+        model.set_node_facts(facts.clone());
+        let without_end = |event: &WatchEvent| match event {
+            WatchEvent::ServicePart(part) => !part.is_last,
+            WatchEvent::EndpointSlicePart(part) => !part.is_last,
+            _ => false,
+        };
+        for part in broken.parts(size).into_iter().filter(without_end) {
+            model.apply(part);
+        }
+        model.apply(WatchEvent::Nodes(Delta::Replace(world.nodes.values().cloned().collect())));
+        for part in world.parts(size) {
+            prop_assert!(!model.is_synced());
+            model.apply(part);
         }
         model.resolve();
         assert_same(&model, &world.model(&settings, &facts));

@@ -1,6 +1,6 @@
 //! Failed requests and watches.
 
-use std::{fmt, io, time::Duration};
+use std::{error::Error, fmt, time::Duration};
 
 use crate::causes::with_causes;
 
@@ -80,7 +80,7 @@ impl Failure {
         Self::new(FailureClass::Timeout, format!("nothing within {limit:?}"))
     }
 
-    pub(super) fn disconnected(error: &io::Error) -> Self {
+    pub(super) fn disconnected(error: &dyn Error) -> Self {
         Self::new(FailureClass::Disconnected, with_causes(error))
     }
 

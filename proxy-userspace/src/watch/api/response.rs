@@ -1,16 +1,14 @@
 //! Sends requests and reads responses, with a time limit on each wait.
 
-use std::{io, pin::Pin, time::Duration};
+use std::{mem, pin::Pin, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use futures::{
-    TryStreamExt as _,
-    io::{AsyncBufRead, AsyncBufReadExt as _},
-};
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use http::header::CONTENT_TYPE;
 use http_body_util::{BodyExt as _, Limited};
 use kube::client::Body;
 use tokio::time::timeout;
+use tower::BoxError;
 
 use super::{
     failure::Failure,
@@ -30,8 +28,10 @@ const MAX_ERROR_TEXT: usize = 2048;
 /// The body of a response.
 pub(super) struct Response {
     encoding: ContentType,
-    body: Pin<Box<dyn AsyncBufRead + Send>>,
-    /// The present event so far.
+    body: Pin<Box<dyn Stream<Item = Result<Bytes, BoxError>> + Send>>,
+    /// The bytes that came and are not read yet.
+    received: Bytes,
+    /// The beginning of an event whose end is not in the bytes that came with it.
     event: BytesMut,
 }
 
@@ -65,8 +65,8 @@ async fn open(client: &kube::Client, request: HttpRequest) -> Result<Response, F
     if code.is_client_error() || code.is_server_error() {
         return Err(failure(code.as_u16(), encoding, response.into_body()).await);
     }
-    let body = response.into_body().into_data_stream().map_err(io::Error::other).into_async_read();
-    Ok(Response { encoding, body: Box::pin(body), event: BytesMut::new() })
+    let body = response.into_body().into_data_stream().map_err(Into::into);
+    Ok(Response { encoding, body: Box::pin(body), received: Bytes::new(), event: BytesMut::new() })
 }
 
 /// Reads the answer to a request that failed. An answer without a `Status` may come from a proxy.
@@ -101,63 +101,86 @@ impl Response {
         limit: Duration,
         take: impl FnOnce(&[u8]) -> Result<(), Failure>,
     ) -> Result<bool, Failure> {
-        let buffer = match timeout(limit, self.body.fill_buf()).await {
-            Ok(Ok(buffer)) => buffer,
-            Ok(Err(error)) => return Err(Failure::disconnected(&error)),
-            Err(_) => return Err(Failure::timeout(limit)),
-        };
-        let length = buffer.len();
-        take(buffer)?;
-        self.body.as_mut().consume(length);
-        Ok(length > 0)
+        match timeout(limit, self.body.next()).await {
+            Ok(Some(Ok(bytes))) => take(&bytes).map(|()| true),
+            Ok(Some(Err(error))) => Err(Failure::disconnected(&*error)),
+            Ok(None) => Ok(false),
+            Err(_) => Err(Failure::timeout(limit)),
+        }
     }
 
     /// Reads the next event of a watch. The future may be dropped and created again: nothing is
     /// lost.
     pub(super) async fn next_event(&mut self, limit: Duration) -> Result<Part, Failure> {
         loop {
-            let buffer = match timeout(limit, self.body.fill_buf()).await {
-                Ok(Ok(buffer)) => buffer,
-                Ok(Err(error)) => return Err(Failure::disconnected(&error)),
-                Err(_) => return Ok(Part::Timeout),
-            };
-            if buffer.is_empty() {
-                // An incomplete event is dropped: the next watch sends it again.
-                return Ok(Part::End);
+            if let Some(event) = self.received_event()? {
+                return Ok(Part::Event(event));
             }
-            let (length, is_line) = match self.encoding {
-                ContentType::Json => line(buffer),
-                ContentType::Protobuf => (missing(&self.event)?.min(buffer.len()), false),
-            };
-            self.event.extend_from_slice(&buffer[..length]);
-            self.body.as_mut().consume(length);
-            if is_line {
-                let line = self.event.split().freeze();
-                if !line.trim_ascii().is_empty() {
-                    return Ok(Part::Event(line));
-                }
-            } else if self.encoding == ContentType::Protobuf && missing(&self.event)? == 0 {
-                return Ok(Part::Event(self.event.split().freeze().split_off(LENGTH_SIZE)));
+            match timeout(limit, self.body.next()).await {
+                Ok(Some(Ok(bytes))) => self.received = bytes,
+                Ok(Some(Err(error))) => return Err(Failure::disconnected(&*error)),
+                // An incomplete event is dropped: the next watch sends it again.
+                Ok(None) => return Ok(Part::End),
+                Err(_) => return Ok(Part::Timeout),
             }
         }
     }
+
+    /// Returns the next event of a watch if all of its bytes came.
+    pub(super) fn received_event(&mut self) -> Result<Option<Bytes>, Failure> {
+        while !self.received.is_empty() {
+            let event = match self.encoding {
+                ContentType::Json => self.received_line(),
+                ContentType::Protobuf => self.received_message()?,
+            };
+            if event.is_some() {
+                return Ok(event);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the next line if it is complete and not empty.
+    fn received_line(&mut self) -> Option<Bytes> {
+        let Some(end) = memchr::memchr(b'\n', &self.received) else {
+            self.event.extend_from_slice(&mem::take(&mut self.received));
+            return None;
+        };
+        let mut line = self.received.split_to(end + 1);
+        if !self.event.is_empty() {
+            self.event.extend_from_slice(&line);
+            line = self.event.split().freeze();
+        }
+        (!line.trim_ascii().is_empty()).then_some(line)
+    }
+
+    /// Returns the next message if it is complete.
+    fn received_message(&mut self) -> Result<Option<Bytes>, Failure> {
+        if self.event.is_empty() {
+            let size = message_size(&self.received)?;
+            if self.received.len() >= size {
+                return Ok(Some(self.received.split_to(size).split_off(LENGTH_SIZE)));
+            }
+        }
+        let missing = message_size(&self.event)? - self.event.len();
+        let length = missing.min(self.received.len());
+        self.event.extend_from_slice(&self.received.split_to(length));
+        if self.event.len() < message_size(&self.event)? {
+            return Ok(None);
+        }
+        Ok(Some(self.event.split().freeze().split_off(LENGTH_SIZE)))
+    }
 }
 
-/// Returns how many bytes of `buffer` belong to the present line, and whether it is complete then.
-fn line(buffer: &[u8]) -> (usize, bool) {
-    let end = memchr::memchr(b'\n', buffer);
-    (end.map_or(buffer.len(), |end| end + 1), end.is_some())
-}
-
-/// Returns how many bytes are missing to an event of protobuf, whose first bytes are given. Until
-/// its length is there, these are the bytes of the length.
-fn missing(event: &[u8]) -> Result<usize, Failure> {
-    let Some(length) = event.first_chunk::<LENGTH_SIZE>() else { return Ok(LENGTH_SIZE - event.len()) };
+/// Returns the size of an event of protobuf with its length, from its first bytes. Until the whole
+/// length is there, this is the size of the length.
+fn message_size(event: &[u8]) -> Result<usize, Failure> {
+    let Some(length) = event.first_chunk::<LENGTH_SIZE>() else { return Ok(LENGTH_SIZE) };
     let length = u32::from_be_bytes(*length) as usize;
     if length > MAX_MESSAGE {
         return Err(Failure::invalid(format!("an event has {length} bytes; the limit is {MAX_MESSAGE}")));
     }
-    Ok(LENGTH_SIZE + length - event.len())
+    Ok(LENGTH_SIZE + length)
 }
 
 #[cfg(test)]
@@ -170,9 +193,9 @@ mod tests {
 
     /// Returns a response whose body comes in parts of this size.
     fn response(body: &[u8], size: usize, encoding: ContentType) -> Response {
-        let parts: Vec<_> = body.chunks(size).map(|part| Ok(part.to_vec())).collect();
-        let body = futures::stream::iter(parts).into_async_read();
-        Response { encoding, body: Box::pin(body), event: BytesMut::new() }
+        let parts: Vec<_> = body.chunks(size).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
+        let body = futures::stream::iter(parts);
+        Response { encoding, body: Box::pin(body), received: Bytes::new(), event: BytesMut::new() }
     }
 
     async fn events(mut response: Response) -> Result<Vec<Bytes>, Failure> {

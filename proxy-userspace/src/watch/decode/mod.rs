@@ -28,7 +28,7 @@ pub(super) use self::{
     raw::RawPod,
 };
 use crate::model::{
-    Delta, EndpointSlice, InvalidName, Name, NamespacedName, Node, Service, ServiceCidr, WatchEvent,
+    Delta, EndpointSlice, InvalidName, ListPart, Name, NamespacedName, Node, Service, ServiceCidr, WatchEvent,
 };
 
 /// An invalid field of an object.
@@ -116,13 +116,15 @@ pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     fn key(&self) -> NamespacedName;
     /// Creates the event for a change of this kind.
     fn event(delta: Delta<Self>) -> WatchEvent;
+    /// Creates the event for a part of the first list, of a kind with many objects.
+    const PART: Option<fn(ListPart<Self>) -> WatchEvent> = None;
 }
 
 /// Implements [`Kind`] for `$type`.
 macro_rules! kind {
     ($type:ident: $kind:literal, $group:literal, $plural:literal, namespaced: $is_namespaced:literal,
      name: $parse_name:path, $event:ident, $raw:ident, $from_raw:path
-     $(, excluded: $label:expr)?) => {
+     $(, excluded: $label:expr, in_parts: $part:ident)?) => {
         impl Kind for $type {
             type Raw = raw::$raw;
             const KIND: &'static str = $kind;
@@ -130,7 +132,8 @@ macro_rules! kind {
             const PLURAL: &'static str = $plural;
             const IS_NAMESPACED: bool = $is_namespaced;
             const PARSE_NAME: fn(&str) -> Result<Name, InvalidName> = $parse_name;
-            $(const EXCLUDING_LABEL: Option<&'static str> = Some($label);)?
+            $(const EXCLUDING_LABEL: Option<&'static str> = Some($label);
+            const PART: Option<fn(ListPart<Self>) -> WatchEvent> = Some(WatchEvent::$part);)?
 
             fn metadata(raw: &Self::Raw) -> Option<&RawMetadata> {
                 raw.metadata.as_ref()
@@ -149,10 +152,10 @@ macro_rules! kind {
 }
 kind!(Service: "Service", "", "services", namespaced: true,
     name: Name::label, Services, RawService, service::service,
-    excluded: metadata::SERVICE_PROXY_NAME);
+    excluded: metadata::SERVICE_PROXY_NAME, in_parts: ServicePart);
 kind!(EndpointSlice: "EndpointSlice", "discovery.k8s.io", "endpointslices", namespaced: true,
     name: Name::subdomain, EndpointSlices, RawEndpointSlice, slice::endpoint_slice,
-    excluded: metadata::HEADLESS);
+    excluded: metadata::HEADLESS, in_parts: EndpointSlicePart);
 kind!(Node: "Node", "", "nodes", namespaced: false,
     name: Name::subdomain, Nodes, RawNode, node::node);
 kind!(ServiceCidr: "ServiceCIDR", "networking.k8s.io", "servicecidrs", namespaced: false,

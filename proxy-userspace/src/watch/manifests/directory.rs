@@ -111,8 +111,8 @@ impl Directory {
             WatchEvent::EndpointSlices(Delta::Delete(_)) => 4,
             WatchEvent::Nodes(Delta::Delete(_)) | WatchEvent::ServiceCidrs(Delta::Delete(_)) => 5,
             WatchEvent::Nodes(_) | WatchEvent::ServiceCidrs(_) => 0,
-            WatchEvent::EndpointSlices(_) => 1,
-            WatchEvent::Services(_) => 2,
+            WatchEvent::EndpointSlices(_) | WatchEvent::EndpointSlicePart(_) => 1,
+            WatchEvent::Services(_) | WatchEvent::ServicePart(_) => 2,
         });
         events
     }

@@ -1,22 +1,17 @@
 //! Lists that are not streamed.
 
-use std::collections::BTreeMap;
-
 use tracing::debug;
 
-use super::{End, Reflector};
-use crate::{
-    model::NamespacedName,
-    watch::{
-        api::{
-            failure::{Failure, FailureClass},
-            list_reader::ListReader,
-            request::{self, Freshness, HttpRequest, PAGE_SIZE},
-            response,
-            wire::{ListMetadata, Object},
-        },
-        decode::Kind,
+use super::{End, Reflector, incoming::Incoming};
+use crate::watch::{
+    api::{
+        failure::FailureClass,
+        list_reader::ListReader,
+        request::{self, Freshness, HttpRequest, PAGE_SIZE},
+        response,
+        wire::{ListMetadata, Object},
     },
+    decode::Kind,
 };
 
 impl<K: Kind> Reflector<K> {
@@ -35,33 +30,33 @@ impl<K: Kind> Reflector<K> {
     }
 
     async fn list_pages(&mut self, limit: Option<u32>) -> Result<(), End> {
-        let mut objects = BTreeMap::new();
+        let mut list = Incoming::new(!self.was_listed);
         let mut request = request::list::<K>(&self.options, &self.freshness, limit)?;
         loop {
-            let page = self.read_page(request, &mut objects).await?;
+            let page = self.read_page(request, &mut list).await?;
             let Some(token) = page.continue_token.filter(|token| !token.is_empty()) else {
-                return self.replace(objects, page.resource_version).await;
+                return self.replace(list, page.resource_version).await;
             };
             self.has_pages |= self.freshness == Freshness::Any;
             request = request::next_page::<K>(&self.options, limit, &token)?;
         }
     }
 
-    /// Requests a page, and adds its items to `objects`.
-    async fn read_page(
-        &mut self,
-        request: HttpRequest,
-        objects: &mut BTreeMap<NamespacedName, K>,
-    ) -> Result<ListMetadata, Failure> {
+    /// Requests a page, and adds its items to `list`.
+    async fn read_page(&mut self, request: HttpRequest, list: &mut Incoming<K>) -> Result<ListMetadata, End> {
         let limit = self.timing.response;
         let mut response = response::send(&self.client, request, limit).await?;
         let mut reader = ListReader::new(response.encoding());
-        let mut take = |item: &Object<'_>| {
-            if let (_, Some(delta)) = self.decode(item) {
-                delta.apply_to(objects, K::key);
+        let mut decoded = Vec::new();
+        loop {
+            let mut take = |item: &Object<'_>| decoded.extend(self.decode(item).1);
+            let is_over = !response.read(limit, |bytes| reader.read(bytes, &mut take)).await?;
+            for delta in decoded.drain(..) {
+                self.add(delta, list).await?;
             }
-        };
-        while response.read(limit, |bytes| reader.read(bytes, &mut take)).await? {}
-        reader.finish()
+            if is_over {
+                return Ok(reader.finish()?);
+            }
+        }
     }
 }

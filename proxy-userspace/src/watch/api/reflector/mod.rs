@@ -1,8 +1,7 @@
 //! Lists and watches one kind, and sends its objects and changes to the receiver.
 
+mod incoming;
 mod list;
-
-use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use tokio::{
@@ -11,6 +10,7 @@ use tokio::{
 };
 use tracing::{debug, info};
 
+use self::incoming::Incoming;
 use super::{
     Timing,
     backoff::Backoff,
@@ -21,7 +21,7 @@ use super::{
     wire::{Event, Object},
 };
 use crate::{
-    model::{Delta, NamespacedName, WatchEvent},
+    model::{Delta, WatchEvent},
     net::ContentType,
     watch::decode::{INITIAL_EVENTS_END, Kind, RawMetadata},
 };
@@ -42,6 +42,8 @@ pub(super) struct Reflector<K> {
     version: Option<String>,
     /// How new the next list must be.
     freshness: Freshness,
+    /// A list was complete.
+    was_listed: bool,
     /// The server sends lists by pages, although its cache could send them whole.
     has_pages: bool,
     /// When the server refused to stream a list.
@@ -71,7 +73,7 @@ impl From<Failure> for End {
 }
 
 /// The objects of a streaming list before its end; none after it, when changes come.
-type InitialObjects<K> = Option<BTreeMap<NamespacedName, K>>;
+type InitialObjects<K> = Option<Incoming<K>>;
 
 impl<K: Kind> Reflector<K> {
     pub(super) fn new(
@@ -90,6 +92,7 @@ impl<K: Kind> Reflector<K> {
             backoff: Backoff::new(timing),
             version: None,
             freshness: Freshness::Any,
+            was_listed: false,
             has_pages: false,
             refused_streaming: None,
             is_optional: false,
@@ -181,21 +184,25 @@ impl<K: Kind> Reflector<K> {
     /// Watches from the last version. Without one, streams the list first. Returns true if the watch
     /// was up for a while.
     async fn watch(&mut self) -> Result<bool, End> {
-        let mut initial: InitialObjects<K> = self.version.is_none().then(BTreeMap::new);
+        let mut initial: InitialObjects<K> = self.version.is_none().then(|| Incoming::new(!self.was_listed));
         let mut response = self.open().await?;
         let opened = Instant::now();
         let mut is_settled = false;
         let mut events = 0_u64;
         loop {
             let limit = if initial.is_some() { self.timing.response } else { self.timing.idle };
-            let part = tokio::select! {
-                part = response.next_event(limit) => part,
-                () = sleep_until(opened + self.timing.settled), if !is_settled && initial.is_none() => {
-                    is_settled = true;
-                    self.backoff.reset();
-                    self.reporter.connected();
-                    continue;
-                }
+            let part = match response.received_event() {
+                Ok(None) => tokio::select! {
+                    part = response.next_event(limit) => part,
+                    () = sleep_until(opened + self.timing.settled), if !is_settled && initial.is_none() => {
+                        is_settled = true;
+                        self.backoff.reset();
+                        self.reporter.connected();
+                        continue;
+                    }
+                },
+                // There is no timer for each object of a list.
+                received => received.map(|event| event.map_or(Part::End, Part::Event)),
             };
             let has_worked = initial.is_none() && (events > 0 || is_settled);
             match part {
@@ -279,11 +286,11 @@ impl<K: Kind> Reflector<K> {
         initial: &mut InitialObjects<K>,
     ) -> Result<(), End> {
         match (delta, initial) {
-            (Some(delta), Some(objects)) => delta.apply_to(objects, K::key),
+            (Some(delta), Some(list)) => self.add(delta, list).await?,
             (None, Some(_)) => {}
             (delta, None) => {
                 if let Some(delta) = delta {
-                    self.send(delta).await?;
+                    self.send(K::event(delta)).await?;
                 }
                 self.advance_version(version)?;
             }
@@ -298,9 +305,9 @@ impl<K: Kind> Reflector<K> {
     ) -> Result<(), End> {
         let is_end = metadata.annotation(INITIAL_EVENTS_END).is_some();
         match initial.take_if(|_| is_end) {
-            Some(objects) => {
+            Some(list) => {
                 self.refused_streaming = None;
-                self.replace(objects, metadata.resource_version).await
+                self.replace(list, metadata.resource_version).await
             }
             // A server that streams lists sends no other bookmark before the end of the initial
             // objects.
@@ -311,16 +318,12 @@ impl<K: Kind> Reflector<K> {
         }
     }
 
-    async fn replace(
-        &mut self,
-        objects: BTreeMap<NamespacedName, K>,
-        version: Option<String>,
-    ) -> Result<(), End> {
+    async fn replace(&mut self, list: Incoming<K>, version: Option<String>) -> Result<(), End> {
         let version = version.filter(|version| !version.is_empty());
         let version = version.ok_or_else(|| Failure::invalid("a list without resourceVersion"))?;
-        let count = objects.len();
-        self.send(Delta::Replace(objects.into_values().collect())).await?;
+        let count = self.complete(list).await?;
         self.version = Some(version);
+        self.was_listed = true;
         self.reporter.listed(count);
         Ok(())
     }
@@ -345,8 +348,8 @@ impl<K: Kind> Reflector<K> {
         Ok(())
     }
 
-    async fn send(&self, delta: Delta<K>) -> Result<(), End> {
-        self.tx.send(K::event(delta)).await.map_err(|_| End::ReceiverGone)
+    async fn send(&self, event: WatchEvent) -> Result<(), End> {
+        self.tx.send(event).await.map_err(|_| End::ReceiverGone)
     }
 
     /// Decodes an object. Returns its version and its change: a deletion if its labels exclude it,

@@ -97,6 +97,7 @@ fn brief(event: &WatchEvent) -> String {
             text("EndpointSlice", delta, |slice| slice.name.name.to_string())
         }
         WatchEvent::Nodes(delta) => text("Node", delta, |node| node.name.to_string()),
+        WatchEvent::ServicePart(_) | WatchEvent::EndpointSlicePart(_) => panic!("manifests come as a whole"),
         WatchEvent::ServiceCidrs(delta) => text("ServiceCIDR", delta, |object| object.name.to_string()),
     }
 }
