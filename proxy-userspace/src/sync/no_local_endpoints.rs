@@ -30,11 +30,10 @@ impl NoLocalEndpoints {
 
     fn update_port(&mut self, key: &ServicePortKey, port: Option<&ResolvedPort>) {
         for side in SIDES {
-            let entry = (side, key.clone());
             if port.is_some_and(|port| lacks_local_endpoints(port, side)) {
-                self.ports.insert(entry);
-            } else {
-                self.ports.remove(&entry);
+                self.ports.insert((side, key.clone()));
+            } else if !self.ports.is_empty() {
+                self.ports.remove(&(side, key.clone()));
             }
         }
     }

@@ -1,12 +1,12 @@
 //! Makes the changes of a plan, and records them in the state.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, mem};
 
 use super::{Ebpf, EbpfError, MapEntry, Plan, State, Step, failures::Failures, links::xdp, maps::Maps};
 use crate::{
     dataplane::lock,
     kernel::{KernelError, tunnel_link},
-    model::Framing,
+    model::{Framing, ServicePortKey},
 };
 
 /// The maximal number of entries of one map call. If one fails, at most so many are tried again.
@@ -15,8 +15,9 @@ const MAX_BATCH: usize = 512;
 impl Ebpf {
     /// Continues after a service port or link that fails: the rest of the plan for it is skipped.
     /// Then it stays as it was. It also continues if the rules fail.
-    pub(super) fn apply_all(&mut self, state: &mut State, plan: &Plan) -> Result<(), EbpfError> {
-        self.assign_ids(state, plan);
+    pub(super) fn apply_all(&mut self, state: &mut State, plan: &mut Plan) -> Result<(), EbpfError> {
+        self.assign_ids(state, mem::take(&mut plan.names));
+        let plan = &*plan;
         let mut failures = Failures::without_room(state, plan, &self.maps.sizes);
         let mut rules = None;
         self.reserve_prefilter(plan);
@@ -136,16 +137,16 @@ impl Ebpf {
     }
 
     /// Assigns and releases the identifiers of service ports, with their slots of counts.
-    fn assign_ids(&mut self, state: &mut State, plan: &Plan) {
-        for (name, service) in &plan.names {
+    fn assign_ids(&mut self, state: &mut State, names: Vec<(ServicePortKey, Option<u32>)>) {
+        for (name, service) in names {
             match service {
                 Some(service) => {
-                    let is_new = state.frontends(*service).next().is_none();
-                    self.service_slots.assign(name, *service, is_new);
+                    let is_new = || state.frontends(service).next().is_none();
+                    self.service_slots.assign(&name, service, is_new);
                 }
-                None => state.id(name).into_iter().for_each(|before| self.service_slots.release(before)),
+                None => state.id(&name).into_iter().for_each(|before| self.service_slots.release(before)),
             }
-            state.record_name(name, *service);
+            state.record_name(name, service);
         }
         self.service_slots.drop_former_owners(|service| state.is_named(service));
     }

@@ -380,14 +380,14 @@ impl Dataplane for Ebpf {
         plan::plan(state, snapshot, dirty)
     }
 
-    fn apply(&mut self, state: &mut State, plan: Plan) -> Result<(), EbpfError> {
+    fn apply(&mut self, state: &mut State, mut plan: Plan) -> Result<(), EbpfError> {
         if let Some(checkers) = &self.checkers {
             if !plan.steps.is_empty() {
                 checkers.maps.begin_plan();
             }
             checkers.programs.begin_plan(&plan.steps, self.new_marks.is_some());
         }
-        let result = self.apply_all(state, &plan);
+        let result = self.apply_all(state, &mut plan);
         state.is_current = result.is_ok() && (plan.is_whole || state.is_current);
         self.maglev.follow(state, &plan);
         self.direct_watcher.start_for(state.direct);

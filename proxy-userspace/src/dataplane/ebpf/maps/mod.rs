@@ -34,7 +34,7 @@ use self::{entries::EntryReader, prefilter::Prefilter};
 use super::{
     plan::{
         ids::ServiceIds,
-        state::State,
+        state::{EntriesRead, State},
         step::{DirectEpoch, DirectFields, MapEntry, MasqueradeFields, TunnelFields},
     },
     rules::Marks,
@@ -402,7 +402,9 @@ impl Maps {
     pub(crate) fn read(&mut self, ids: ServiceIds, table_size: TableSize) -> Result<State, KernelError> {
         let mut state = State::default();
         (state.ids, state.table_size) = (ids, table_size);
-        self.entries.read(|entry| state.put(&entry))?;
+        let mut entries = EntriesRead::new(state);
+        self.entries.read(|entry| entries.add(&entry))?;
+        let mut state = entries.into_state();
         let node = self.node_settings()?;
         state.local_detection = node.local_detection;
         (state.socket_scope, state.new_flows) = (node.socket_scope, node.new_flows);

@@ -67,9 +67,9 @@ impl ServiceSlots {
     }
 
     /// Records that a service port got an identifier. It is new unless an entry of the maps has it.
-    pub(crate) fn assign(&mut self, name: &ServicePortKey, service: u32, is_new: bool) {
+    pub(crate) fn assign(&mut self, name: &ServicePortKey, service: u32, is_new: impl FnOnce() -> bool) {
         let Some(slot) = self.ids.own_slot(service) else { return };
-        if is_new && self.used.contains(&slot) {
+        if self.used.contains(&slot) && is_new() {
             self.clear(slot);
         }
         self.used.insert(slot);

@@ -31,6 +31,7 @@ use proxy_common::{
     layout::{DsrKey, Endpoint, EndpointKey, EndpointValue, List, MemberKey, ServiceKey, ServiceValue},
     maglev::TableSize,
 };
+use smallvec::SmallVec;
 
 use self::{
     ids::IdAllocator,
@@ -40,7 +41,7 @@ use self::{
 };
 use crate::{
     dataplane::PlanSize,
-    model::{Dirty, IpFamily, LinkPath, NodeView, ResolvedPort, ServicePortKey, Snapshot},
+    model::{Dirty, FrontendKind, IpFamily, LinkPath, NodeView, ResolvedPort, ServicePortKey, Snapshot},
 };
 
 /// Changes to the kernel in the order in which they must be made, and the identifiers of service
@@ -80,6 +81,7 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
         planner.direct_path();
     }
     if dirty.all {
+        planner.reserve(snapshot.ports.len());
         for (name, port) in &snapshot.ports {
             planner.port(name, port);
         }
@@ -149,6 +151,15 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Makes room for what is noted about so many service ports.
+    fn reserve(&mut self, ports: usize) {
+        self.written.reserve(ports);
+        if self.state.names.is_empty() {
+            self.claimed.reserve(ports);
+            self.names.reserve(ports);
+        }
+    }
+
     fn finish(self) -> Plan {
         let (state, epoch) = (self.state, self.next_epoch());
         let rules = self.rules();
@@ -212,9 +223,9 @@ impl<'a> Planner<'a> {
             return self.remove_port(name);
         }
         let frontends = translate::frontends(port, name.family, name.name.protocol);
-        let keys: Vec<ServiceKey> = frontends.iter().map(|(key, _)| *key).collect();
-        let service = self.identifier(name, &keys);
-        let generation = self.slots(service, port);
+        let service = self.identifier(name, &frontends);
+        let held: SmallVec<[_; 2]> = self.state.frontends(service).collect();
+        let generation = self.slots(service, port, &held);
         self.set_members(service, &translate::members(service, name.name.protocol, port).collect());
         let ranges = translate::source_ranges(port, self.node, name.family).into_iter();
         self.set_ranges(service, &ranges.map(|prefix| Range { service, prefix }).collect());
@@ -237,18 +248,19 @@ impl<'a> Planner<'a> {
             }
             self.written.insert(*key);
         }
-        self.remove_frontends(service, &keys);
+        let is_wanted = |key| frontends.iter().any(|(wanted, _)| *wanted == key);
+        self.phases.closures.extend(held.into_iter().filter(|(key, _)| !is_wanted(*key)));
     }
 
     /// Returns the identifier of a service port: its own; after a restart that of its frontends;
     /// otherwise a new one.
-    fn identifier(&mut self, name: &ServicePortKey, keys: &[ServiceKey]) -> u32 {
+    fn identifier(&mut self, name: &ServicePortKey, frontends: &[(ServiceKey, FrontendKind)]) -> u32 {
         if let Some(service) = self.state.id(name) {
             return service;
         }
-        let adopted = keys
+        let adopted = frontends
             .iter()
-            .filter_map(|key| self.state.service(key))
+            .filter_map(|(key, _)| self.state.service(key))
             .map(|value| value.service)
             .find(|service| !self.state.is_named(*service) && !self.claimed.contains(service));
         let service = adopted.unwrap_or_else(|| self.new_ids.next());
@@ -261,19 +273,20 @@ impl<'a> Planner<'a> {
     ///
     /// Connections remember the generation, so it must not stay if an endpoint leaves. A process
     /// that ended after it wrote slots may not have written the frontends: the slots tell.
-    fn slots(&mut self, service: u32, port: &ResolvedPort) -> u32 {
-        let state = self.state;
-        let published = state.frontends(service).map(|(_, value)| value.generation);
-        let last = published.chain(state.slots(service).map(|(_, value)| value.generation)).max();
+    fn slots(&mut self, service: u32, port: &ResolvedPort, frontends: &[(ServiceKey, ServiceValue)]) -> u32 {
+        let slots: SmallVec<[_; 8]> = self.state.slots(service).collect();
+        let published = frontends.iter().map(|(_, value)| value.generation);
+        let last = published.chain(slots.iter().map(|(_, value)| value.generation)).max();
         let last = last.unwrap_or_default();
         let (mut written, mut surplus) = (Vec::new(), Vec::new());
         for (list, wanted) in translate::lists(port) {
             let key = |slot| EndpointKey { service, list: list.number(), slot };
-            let held = state.slots_from(key(0)).map(|(key, value)| (key.slot, value.endpoint));
-            let changes = slots::arrange(held, &wanted).into_iter();
+            let held = slots.iter().filter(|(key, _)| key.list == list.number());
+            let endpoints = held.clone().map(|(key, value)| (key.slot, value.endpoint));
+            let changes = slots::arrange(endpoints, &wanted).into_iter();
             written.extend(changes.map(|(slot, endpoint)| (key(slot), endpoint)));
             let count = u32::try_from(wanted.len()).unwrap_or(u32::MAX);
-            surplus.extend(state.slots_from(key(count)));
+            surplus.extend(held.filter(|(key, _)| key.slot >= count));
         }
         let generation = last + u32::from(!written.is_empty() || !surplus.is_empty());
         let value = |endpoint| EndpointValue { endpoint, generation };
@@ -309,11 +322,6 @@ impl<'a> Planner<'a> {
         self.value_difference(&have, wanted, MapEntry::DsrEndpoint);
     }
 
-    fn remove_frontends(&mut self, service: u32, wanted: &[ServiceKey]) {
-        let unwanted = self.state.frontends(service).filter(|(key, _)| !wanted.contains(key));
-        self.phases.closures.extend(unwanted);
-    }
-
     fn remove_port(&mut self, name: &ServicePortKey) {
         if let Some(service) = self.state.id(name) {
             self.names.push((name.clone(), None));
@@ -322,7 +330,7 @@ impl<'a> Planner<'a> {
     }
 
     fn remove_all(&mut self, service: u32) {
-        self.remove_frontends(service, &[]);
+        self.phases.closures.extend(self.state.frontends(service));
         self.remove_slots(self.state.slots(service));
         self.set_ranges(service, &BTreeSet::new());
         self.set_members(service, &BTreeSet::new());

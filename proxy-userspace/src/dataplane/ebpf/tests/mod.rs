@@ -20,6 +20,7 @@ use super::{
     links::{has_program, xdp::XdpState},
     plan::{
         capacity, has_table, plan,
+        state::EntriesRead,
         step::{DirectFields, StaleFlows},
         translate,
     },
@@ -33,7 +34,7 @@ use crate::{
 /// Does what `apply` does to the state if every change succeeds.
 fn apply(state: &mut State, plan: &Plan) {
     for (name, service) in &plan.names {
-        state.record_name(name, *service);
+        state.record_name(name.clone(), *service);
     }
     for step in &plan.steps {
         state.record(step);
@@ -437,7 +438,7 @@ proptest! {
         };
         let mut state = old.clone();
         for (name, service) in &change.names {
-            state.record_name(name, *service);
+            state.record_name(name.clone(), *service);
         }
         let failures = Failures::without_room(&state, &change, &sizes);
         let without_room: BTreeSet<u32> = capacity::without_room(&state, &change, &sizes).into_keys().collect();
@@ -480,6 +481,25 @@ proptest! {
             }
         }
         prop_assert_eq!(left, got, "no list of connections is read in vain");
+    }
+
+    #[test]
+    fn entries_that_are_read_in_any_order_make_the_state_of_their_writer(
+        (_, snapshot, _) in testing::snapshot_change()
+    ) {
+        let steps = plan(&State::default(), &snapshot, &Dirty::everything()).steps;
+        let (mut written, mut read) = (State::default(), EntriesRead::default());
+        for step in &steps {
+            if let Step::Put(entry) = step {
+                written.put(entry);
+            }
+        }
+        for step in steps.iter().rev() {
+            if let Step::Put(entry) = step {
+                read.add(entry);
+            }
+        }
+        prop_assert_eq!(read.into_state(), written);
     }
 
     #[test]
