@@ -95,7 +95,7 @@ impl Ebpf {
             Step::SetDirect(fields) => self.maps.set_direct(*fields)?,
             Step::SetTunnel(fields) => self.maps.set_tunnel(*fields)?,
             Step::SetNewFlows(new_flows) => self.maps.set_new_flows(*new_flows)?,
-            Step::ForgetFlows(stale) => self.forget_flows(*stale)?,
+            Step::ForgetFlows(which) => self.forget_flows(*which)?,
             Step::ForgetSource(address) => self.forget_source(*address)?,
             Step::LeaveFlowsToConntrack => self.leave_flows(state),
             Step::LeaveConnectionsToConntrack { frontends } => self.leave_connections(state, frontends),

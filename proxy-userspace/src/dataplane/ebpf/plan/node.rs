@@ -125,8 +125,9 @@ impl Planner<'_> {
         let leaves = state.new_flows == NewFlows::Leave as u16;
         let takes_over = leaves || state.links.is_empty() && !node.links.is_empty();
         if takes_over {
-            let stale = if leaves && state.links.is_empty() { StaleFlows::All } else { StaleFlows::Passed };
-            self.phases.attachments.push(Step::ForgetFlows(stale));
+            let outdated =
+                if leaves && state.links.is_empty() { StaleFlows::All } else { StaleFlows::Passed };
+            self.phases.attachments.push(Step::ForgetFlows(outdated));
             if !leaves {
                 self.phases.attachments.push(Step::SetNewFlows(NewFlows::Leave));
             }
