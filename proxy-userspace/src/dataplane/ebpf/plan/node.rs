@@ -114,8 +114,8 @@ impl Planner<'_> {
     ///
     /// The flows of conntrack are listed twice. Before the programs translate, the first list has
     /// those that began without programs. Flows that begin during it are marked by the programs
-    /// (`flow_state::LEFT`), and the second list has them. Those that it does not have get an endpoint
-    /// then: no rule translated them.
+    /// (`flow_state::LEFT`), and the second list has them. Those that it does not have get an
+    /// endpoint then: no rule translated them.
     ///
     /// The first step forgets the flows that an earlier process left to conntrack: their
     /// connections may have ended. If another mode was interrupted while it took over, the programs
