@@ -2,9 +2,12 @@
 
 use std::{fs, time::Duration};
 
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{Array, HashMap, Map, MapData};
 use proxy_common::{
-    layout::{Direction, Endpoint, Flow, FlowKey, LAYOUT_VERSION, STATE_LAYOUT_VERSION, flow_state},
+    layout::{
+        Direction, Endpoint, Flow, FlowKey, LAYOUT_VERSION, NodeValue, STATE_LAYOUT_VERSION, ServiceKey,
+        ServiceValue, flow_state,
+    },
     packet::Tuple,
 };
 use proxy_userspace::{
@@ -114,4 +117,24 @@ fn flows_of_programs_with_a_smaller_node_map_are_handed_over() {
     let counts = Ebpf::hand_over(&bench.settings.pin_dir).expect("handed over");
     assert_eq!((counts.connections, counts.lost), (1, 0));
     assert!(state_of(&bench, &of_client).is_some_and(|state| state & flow_state::PASS != 0));
+}
+
+/// Another version may have other fields at the same place.
+#[test]
+fn node_map_of_another_version_is_not_written_and_its_services_are_removed() {
+    let mut bench = Bench::new(LinkAttachment::Probe);
+    bench.sync();
+    let data = MapData::from_pin(bench.settings.pin_dir.join("node")).expect("pinned");
+    let mut node: Array<MapData, NodeValue> =
+        Map::from_map_data(data).and_then(Array::try_from).expect("the map node");
+    let other = NodeValue { layout: LAYOUT_VERSION - 1, ..node.get(&0, 0).expect("a value") };
+    node.set(0, other, 0).expect("written");
+    let data = MapData::from_pin(bench.settings.pin_dir.join("services")).expect("pinned");
+    let mut services: HashMap<MapData, ServiceKey, [u8; size_of::<ServiceValue>()]> =
+        Map::from_map_data(data).and_then(HashMap::try_from).expect("the map services");
+    let key = ServiceKey::new(endpoint("10.96.0.80:80").addr, 80, Protocol::Tcp);
+    services.insert(key, [0; _], 0).expect("inserted");
+    Ebpf::hand_over(&bench.settings.pin_dir).expect("handed over");
+    assert_eq!(node.get(&0, 0).expect("a value"), other);
+    assert_eq!(services.keys().count(), 0);
 }

@@ -49,18 +49,21 @@ pub(crate) fn hand_over(pin_dir: &Path) -> Result<HandoverCounts, KernelError> {
     let Some(pins) = PinDir::existing(pin_dir)? else { return Ok(counts) };
     let Some((layout, STATE_LAYOUT_VERSION)) = maps::pinned_layouts(pins.path()) else { return Ok(counts) };
     track_flows(&pins)?;
-    match leave_services(&pins) {
+    let is_current = layout == LAYOUT_VERSION;
+    if is_current {
+        leave_new_flows(&pins)?;
+    }
+    match clear_services(&pins) {
         // Programs of another version begin flows until they are removed. These are lost.
-        Err(error) if layout != LAYOUT_VERSION => tracing::debug!(%error, "maps of another version"),
-        left => left?,
+        Err(error) if !is_current => tracing::debug!(%error, "cannot clear maps of another version"),
+        cleared => cleared?,
     }
     counts += hand_flows(&pins)?;
     Ok(counts)
 }
 
-/// Lets the programs begin no flow and translate for no socket.
-fn leave_services(pins: &PinDir) -> Result<(), KernelError> {
-    leave_new_flows(pins)?;
+/// Removes all Services and UDP sockets from the maps.
+fn clear_services(pins: &PinDir) -> Result<(), KernelError> {
     clear::<ServiceKey, ServiceValue>(pins, "services")?;
     // They keep their endpoints. If this mode returns before its programs are removed, the Services
     // have other identifiers, and the sockets would be destroyed.
