@@ -25,7 +25,7 @@ pub use self::{
     differences::adapt_to_mode,
     manifests::Manifests,
     objects::{ObjectSourceKind, Objects},
-    proxy::Proxy,
+    proxy::{Proxy, last_lines},
     report::{CaseReport, FlowReport, Summary},
     selection::{IptablesVariant, Selection},
 };

@@ -184,10 +184,7 @@ impl Proxy {
 
     /// Returns the last lines of its log.
     pub fn log_tail(&self, lines: usize) -> String {
-        let text = self.log();
-        let all: Vec<_> = text.lines().collect();
-        let tail = all.get(all.len().saturating_sub(lines)..).unwrap_or_default();
-        tail.join("\n")
+        last_lines(&self.log(), lines)
     }
 
     /// Returns its log.
@@ -222,4 +219,11 @@ fn listing(directory: &Path) -> String {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     if names.is_empty() { "nothing in it".to_owned() } else { names.join(", ") }
+}
+
+/// Returns the last lines of a text.
+pub fn last_lines(text: &str, lines: usize) -> String {
+    let all: Vec<_> = text.lines().collect();
+    let tail = all.get(all.len().saturating_sub(lines)..).unwrap_or_default();
+    tail.join("\n")
 }

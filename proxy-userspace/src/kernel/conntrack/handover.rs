@@ -115,9 +115,6 @@ pub trait Translator {
 
     /// Stops holding packets back. Conntrack did not get the connection, which goes on as before.
     fn restore(&mut self, connection: &Connection);
-
-    /// Every connection that was held is released or restored.
-    fn end_batch(&mut self);
 }
 
 /// The result of a handover.
@@ -383,7 +380,6 @@ impl Replacement {
                 translator.release(connection);
             }
         }
-        translator.end_batch();
         replaced.map(drop)
     }
 

@@ -457,15 +457,21 @@ where
     data.and_then(M::try_from).map_err(failed("open", map))
 }
 
+/// Returns the value of the map `node` that is pinned in a directory. Returns `None` if there is no
+/// such map, or if the maps have another layout.
+pub(crate) fn pinned_node(directory: &Path) -> Result<Option<NodeValue>, KernelError> {
+    if pinned_layouts(directory).is_none_or(|(layout, _)| layout != LAYOUT_VERSION) {
+        return Ok(None);
+    }
+    let node: Array<MapData, NodeValue> = open_pinned(directory, "node")?;
+    node.get(&0, 0).map(Some).map_err(failed("read", "node"))
+}
+
 /// Returns the marks that the programs with the maps pinned in a directory use. Returns `None` if
 /// there are no such maps, or if they have another layout.
 pub(crate) fn pinned_marks(directory: &Path) -> Option<Marks> {
-    let (layout, _) = pinned_layouts(directory)?;
-    if layout != LAYOUT_VERSION {
-        return None;
-    }
-    let node: Array<MapData, NodeValue> = open_pinned(directory, "node").ok()?;
-    let NodeValue { masquerade_mark: masquerade, reject_mark: reject, .. } = node.get(&0, 0).ok()?;
+    let node = pinned_node(directory).ok()??;
+    let NodeValue { masquerade_mark: masquerade, reject_mark: reject, .. } = node;
     (masquerade != 0).then_some(Marks { masquerade, reject })
 }
 

@@ -51,11 +51,12 @@ impl<K: Kind> Incoming<K> {
 impl<K: Kind> Reflector<K> {
     /// Adds an object to a list, or removes it.
     pub(super) async fn add(&self, delta: Delta<K>, list: &mut Incoming<K>) -> Result<(), End> {
-        let Incoming::First { event, part, sent } = list else {
-            if let Incoming::Whole(objects) = list {
+        let (event, part, sent) = match list {
+            Incoming::First { event, part, sent } => (event, part, sent),
+            Incoming::Whole(objects) => {
                 delta.apply_to(objects, K::key);
+                return Ok(());
             }
-            return Ok(());
         };
         match delta {
             Delta::Apply(object) => part.push(object),

@@ -202,7 +202,8 @@ impl<K: Kind> Reflector<K> {
                     }
                 },
                 // There is no timer for each object of a list.
-                received => received.map(|event| event.map_or(Part::End, Part::Event)),
+                Ok(Some(event)) => Ok(Part::Event(event)),
+                Err(failure) => Err(failure),
             };
             let has_worked = initial.is_none() && (events > 0 || is_settled);
             match part {

@@ -3,13 +3,15 @@
 use std::{fmt::Write as _, time::Duration};
 
 use jiff::Timestamp;
-use shunt_tests::deadline::Stopwatch;
+use shunt_tests::{deadline::Stopwatch, runner::last_lines};
 
 /// The log that is shown from before and after a failure.
 const BEFORE: Duration = Duration::from_secs(6);
 const AFTER: Duration = Duration::from_secs(2);
 /// The number of failures whose surroundings are shown.
 const SHOWN: usize = 3;
+/// The number of lines of the log's end that are shown instead.
+const END: usize = 40;
 
 /// The disturbances since the load began.
 #[derive(Debug)]
@@ -53,8 +55,7 @@ impl Timeline {
             lines_between(log, at - BEFORE, at + AFTER).for_each(|line| _ = writeln!(text, "{line}"));
         }
         if text.is_empty() {
-            let lines: Vec<&str> = log.lines().collect();
-            text = lines[lines.len().saturating_sub(40)..].join("\n");
+            text = last_lines(log, END);
         }
         text
     }

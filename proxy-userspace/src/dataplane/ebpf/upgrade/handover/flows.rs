@@ -2,19 +2,19 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, ops::RangeInclusive, time::Duration};
 
-use aya::maps::{Array, HashMap, MapData};
+use aya::maps::{HashMap, MapData};
 use proxy_common::{
-    layout::{Direction, Endpoint, Flow, FlowKey, LAYOUT_VERSION, NodeValue, flow_state},
+    layout::{Direction, Endpoint, Flow, FlowKey, flow_state},
     packet::Tuple,
     prefilter::{PrefilterItem, PrefilterTable, sized},
 };
 
 use super::{
     super::super::maps::{self, open_pinned},
-    POSSIBLE_PORTS,
     facts::{
         has_ended, is_masqueraded, is_translated_here, last_packet, passes, source_at_endpoint, stays_behind,
     },
+    ports_of,
 };
 use crate::{
     kernel::{
@@ -36,7 +36,7 @@ pub(super) struct Flows {
     ports: RangeInclusive<u16>,
     /// When the maps were opened, on the monotonic clock.
     opened: Duration,
-    /// The entries that a batch of held connections had before.
+    /// The entries that connections had before they were held.
     before: Vec<(FlowKey, Option<Flow>)>,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Translated {
 
 impl Flows {
     pub(super) fn open(pins: &PinDir) -> Result<Self, KernelError> {
-        let PortRange { first, last } = ports_of(pins)?;
+        let PortRange { first, last } = ports_of(maps::pinned_node(pins.path())?);
         Ok(Self {
             ports: first..=last,
             assured: open_pinned(pins.path(), "flows")?,
@@ -116,10 +116,9 @@ impl Flows {
         for key in [of_endpoint, *of_client, of_endpoint] {
             self.remove(&key);
         }
-        let masquerade = FlowKey {
-            proto: of_client.proto,
-            ..FlowKey::new(Direction::Masquerade, Protocol::Udp, flow.tuple())
-        };
+        let Flow { source, destination, .. } = *flow;
+        let direction = Direction::Masquerade as u8;
+        let masquerade = FlowKey { source, destination, direction, ..*of_client };
         if let Some(masqueraded) = self.entry(&masquerade) {
             self.remove(&masqueraded.opposite_key(&masquerade));
             self.remove(&masquerade);
@@ -202,10 +201,19 @@ impl Flows {
             // The next packet of the endpoint restores the entry.
             return self.untranslated(&connection.tracked) == Some(connection.untranslated);
         };
+        is_translated_here(&flow) && pair(flow.tuple()) == original && !self.stays_behind(&flow, protocol)
+    }
+
+    /// Returns true for a flow that conntrack need not have, even if it has an entry.
+    fn stays_behind(&self, flow: &Flow, protocol: Protocol) -> bool {
         let now = clock::monotonic().unwrap_or(Duration::ZERO);
-        is_translated_here(&flow)
-            && pair(flow.tuple()) == original
-            && !stays_behind(&flow, protocol, now, now.saturating_sub(self.opened))
+        stays_behind(flow, protocol, now, now.saturating_sub(self.opened))
+    }
+
+    /// Takes the entries that a connection had before it was held.
+    fn take_before(&mut self, connection: &Connection) -> Vec<(FlowKey, Option<Flow>)> {
+        let keys = changed_keys(connection);
+        self.before.extract_if(.., |(key, _)| keys.contains(key)).collect()
     }
 
     /// Removes an entry, if there is one.
@@ -245,11 +253,7 @@ impl Translator for Flows {
     /// since, conntrack would lose that one. Nor are the flows of a flood.
     fn untranslated(&self, tracked: &TrackedConnection) -> Option<AddressPair> {
         let flow = self.flow(&key(Direction::Reply, tracked.protocol, tracked.original.swapped()))?;
-        let now = clock::monotonic().unwrap_or(Duration::ZERO);
-        if stays_behind(&flow, tracked.protocol, now, now.saturating_sub(self.opened)) {
-            return None;
-        }
-        Some(pair(flow.tuple().swapped()))
+        (!self.stays_behind(&flow, tracked.protocol)).then(|| pair(flow.tuple().swapped()))
     }
 
     /// Conntrack sees packets before the programs masquerade them.
@@ -282,24 +286,19 @@ impl Translator for Flows {
 
     fn release(&mut self, connection: &Connection) {
         let protocol = connection.tracked.protocol;
+        self.take_before(connection);
         for pair in [connection.untranslated, connection.reply] {
             self.put(protocol, pair, untranslated_flow(protocol, pair, 0));
         }
     }
 
     fn restore(&mut self, connection: &Connection) {
-        let keys = changed_keys(connection);
-        let of_connection = self.before.extract_if(.., |(key, _)| keys.contains(key));
-        for (key, flow) in of_connection.collect::<Vec<_>>() {
+        for (key, flow) in self.take_before(connection) {
             self.remove(&key);
             if let Some(flow) = flow {
                 self.write(key, flow);
             }
         }
-    }
-
-    fn end_batch(&mut self) {
-        self.before.clear();
     }
 }
 
@@ -312,16 +311,6 @@ fn changed_keys(connection: &Connection) -> [FlowKey; 4] {
         key(Direction::MasqueradeReply, protocol, connection.reply),
         key(Direction::Masquerade, protocol, original),
     ]
-}
-
-/// Returns the source ports with which programs of any version masquerade.
-fn ports_of(pins: &PinDir) -> Result<PortRange, KernelError> {
-    if maps::pinned_layouts(pins.path()).is_none_or(|(layout, _)| layout != LAYOUT_VERSION) {
-        return Ok(POSSIBLE_PORTS);
-    }
-    let node: Array<MapData, NodeValue> = open_pinned(pins.path(), "node")?;
-    let node = node.get(&0, 0).map_err(KernelError::bpf("read", "map node"))?;
-    Ok(PortRange { first: node.first_port, last: node.last_port })
 }
 
 /// Returns a flow that the programs do not translate.

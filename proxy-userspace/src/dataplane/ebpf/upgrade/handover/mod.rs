@@ -83,13 +83,15 @@ pub(crate) fn masquerade_ports(pin_dir: &Path) -> Result<Option<PortRange>, Kern
     if pins.link_names()?.is_empty() {
         return Ok(None);
     }
-    if maps::pinned_layouts(pins.path()).is_none_or(|(layout, _)| layout != LAYOUT_VERSION) {
-        return Ok(Some(POSSIBLE_PORTS));
-    }
-    let node: Array<MapData, NodeValue> = open_pinned(pins.path(), "node")?;
-    let node = node.get(&0, 0).map_err(KernelError::bpf("read", "map node"))?;
-    let ports = PortRange { first: node.first_port, last: node.last_port };
-    Ok((node.masquerading != Masquerading::Netfilter as u16).then_some(ports))
+    let node = maps::pinned_node(pins.path())?;
+    let masquerades = node.is_none_or(|node| node.masquerading != Masquerading::Netfilter as u16);
+    Ok(masquerades.then(|| ports_of(node)))
+}
+
+/// Returns the source ports with which programs masquerade. `node` is `None` if their maps have
+/// another layout.
+fn ports_of(node: Option<NodeValue>) -> PortRange {
+    node.map_or(POSSIBLE_PORTS, |node| PortRange { first: node.first_port, last: node.last_port })
 }
 
 /// How often the flows are listed that conntrack does not have.
