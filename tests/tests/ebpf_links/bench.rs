@@ -217,7 +217,9 @@ fn start(settings: &EbpfSettings) -> Ebpf {
 
 fn small_maps() -> MapSizes {
     MapSizes {
-        flows: 64,
+        // Each CPU keeps up to 128 free entries of a map for itself (kernel/bpf/bpf_lru_list.c). If
+        // one CPU has all of them, an insertion on another one evicts entries.
+        flows: 1024,
         affinity: 64,
         udp_flows: 64,
         udp_sockets: 64,

@@ -1,6 +1,6 @@
 //! What the link programs still translate after their flows are handed over to conntrack: nothing.
 
-use std::{fs, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use aya::maps::{Array, HashMap, Map, MapData};
 use proxy_common::{
@@ -46,6 +46,11 @@ fn put_flow(bench: &Bench, protocol: Protocol, client: &str, silent: Duration, s
     [of_client, of_endpoint]
 }
 
+/// Waits until a flow may have been silent for this long. Only the kernel of a guest is that young.
+fn wait_for_uptime(uptime: Duration) {
+    thread::sleep(uptime.saturating_sub(clock::monotonic().expect("the clock")));
+}
+
 /// Returns the state of an entry in either map.
 fn state_of(bench: &Bench, key: &FlowKey) -> Option<u32> {
     ["flows", "unassured_flows"]
@@ -64,6 +69,7 @@ fn flows_that_stay_behind_are_removed_so_that_later_packets_find_netfilter() {
     bench.sync();
     let seconds = Duration::from_secs;
     let put = |protocol, client, silent, state| put_flow(&bench, protocol, client, seconds(silent), state);
+    wait_for_uptime(seconds(40));
     let ended = put(Protocol::Udp, "192.0.2.1:40001", 40, OPEN);
     let unanswered = put(Protocol::Udp, "192.0.2.1:40002", 5, 0);
     let forged = put(Protocol::Tcp, "192.0.2.1:40003", 5, 0);
