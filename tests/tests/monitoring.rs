@@ -7,8 +7,9 @@ use proxy_userspace::kernel::command::{Command, Launcher};
 use serde::Deserialize;
 use serde_yaml_ng::Value;
 
-const ALERTS: [&str; 8] = [
+const ALERTS: [&str; 9] = [
     "ShuntApiDisconnected",
+    "ShuntConfigurationRefused",
     "ShuntConntrackNearlyFull",
     "ShuntDown",
     "ShuntFellBack",

@@ -44,6 +44,9 @@ kinds! {
     WATCH_FAILING: Error "WatchFailing",
         "shunt does not get changes from the API server; the last known Services keep working",
         "check the address of the API server (--master or clientConnection.kubeconfig), its certificate, and the permissions of the service account";
+    CONFIGURATION_REFUSED: Error "ConfigurationRefused",
+        "shunt does not use the changed configuration file: its settings stay as they were, and its next start fails",
+        "correct the file, or what it names; shunt reads it again at once";
     MANIFESTS_UNREADABLE: Warning "ManifestsUnreadable",
         "an object in the directory of manifests is not in effect in its newest version",
         "mend the file; shunt reads it again at once";

@@ -45,6 +45,9 @@ pub struct NodeReport {
     pub confined_by: Option<(String, String)>,
     /// Tasks that fail, with the error.
     pub failing: Vec<String>,
+    /// Why the changed configuration file cannot be used.
+    #[serde(default)]
+    pub configuration_refused: Option<String>,
     /// Why `/healthz` answers 503.
     pub not_ready: Vec<String>,
     /// How long the oldest change waits that the kernel does not have yet, in seconds.
@@ -104,6 +107,7 @@ impl NodeReport {
             confined_by: Confinement::of_this_process()
                 .map(|module| (module.to_string(), module.remedy().to_owned())),
             failing: facts.failing.iter().map(|(task, error)| format!("cannot {task}: {error}")).collect(),
+            configuration_refused: facts.configuration_refused.clone(),
             not_ready: progress.not_ready.iter().map(ToString::to_string).collect(),
             oldest_pending_seconds: pending.map(|since| since.as_secs()),
             maps: maps.collect(),

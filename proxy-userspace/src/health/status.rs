@@ -27,7 +27,7 @@ pub struct Status {
     facts: Arc<Mutex<Facts>>,
 }
 
-/// The facts. All of them belong to the mode that runs.
+/// The facts. All but the last one belong to the mode that runs.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
     pub(super) mode: Option<RunningMode>,
@@ -46,6 +46,8 @@ pub(super) struct Facts {
     pub(super) map_fill: Vec<MapFill>,
     /// Each task that fails, with the error of the last attempt.
     pub(super) failing: BTreeMap<SyncTask, String>,
+    /// Why the changed configuration file cannot be used. This does not belong to the mode.
+    pub(super) configuration_refused: Option<String>,
 }
 
 /// Reads the state of each watch.
@@ -131,7 +133,9 @@ impl Status {
     /// before.
     pub fn set_mode(&self, mode: Mode, why: &str) {
         let mode = RunningMode { mode, why: why.into(), since: Timestamp::now() };
-        *self.facts() = Facts { mode: Some(mode), ..Facts::default() };
+        let mut facts = self.facts();
+        let configuration_refused = facts.configuration_refused.take();
+        *facts = Facts { mode: Some(mode), configuration_refused, ..Facts::default() };
     }
 
     /// Returns the mode that runs.
@@ -204,6 +208,11 @@ impl Status {
     /// Sets how full the kernel's maps are.
     pub fn set_map_fill(&self, fill: Vec<MapFill>) {
         self.facts().map_fill = fill;
+    }
+
+    /// Sets why the changed configuration file cannot be used. `None` if it can be used.
+    pub fn set_configuration_refused(&self, error: Option<String>) {
+        self.facts().configuration_refused = error;
     }
 
     /// Records that a task failed with this error. Returns the error of the attempt before, if that

@@ -91,7 +91,8 @@ impl Display for Page<'_> {
         }
         write_progress(f, self.progress)?;
         let failing = self.facts.failing.iter();
-        list(f, "Failing", failing.map(|(task, error)| format!("cannot {task}: {error}")))
+        list(f, "Failing", failing.map(|(task, error)| format!("cannot {task}: {error}")))?;
+        line(f, "Configuration refused", self.facts.configuration_refused.as_deref().unwrap_or(NONE))
     }
 }
 
@@ -276,6 +277,7 @@ mod tests {
             map_fill: Vec::new(),
             displaced: vec![DisplacedLink { link: "eth0".into(), by: "cni_ingress".into() }],
             failing: [(SyncTask::Program, "the map services is full".into())].into(),
+            configuration_refused: Some("mode: no mode has this name".into()),
         };
         let progress = Progress { not_ready: vec!["a Service is left out"], ..progress(3, Some(2)) };
         let text = text(&facts, &progress).replace(env!("CARGO_PKG_VERSION"), "VERSION");
@@ -295,7 +297,7 @@ mod tests {
         let expected = "Mode: ebpf\nMode reason: auto: it works\nMode since: Mon Sep 21 14:13:21 UTC 2026\n\
                         Link path: programs\nSocket scope: all\nBackstop: none\nLink left out: none\n\
                         Link displaced: none\nReady: yes\nLast sync: IPv4 0 s ago, IPv6 0 s ago\n\
-                        Pending changes: none\nFailing: none\n";
+                        Pending changes: none\nFailing: none\nConfiguration refused: none\n";
         assert_eq!(own, expected);
     }
 
@@ -323,8 +325,16 @@ mod tests {
         let text = text(&facts, &progress(1, None));
         let keys = text.lines().skip_while(|line| !line.starts_with("Mode"));
         let keys: Vec<_> = keys.filter_map(|line| Some(line.split_once(':')?.0)).collect();
-        let expected =
-            ["Mode", "Mode reason", "Mode since", "Ready", "Last sync", "Pending changes", "Failing"];
+        let expected = [
+            "Mode",
+            "Mode reason",
+            "Mode since",
+            "Ready",
+            "Last sync",
+            "Pending changes",
+            "Failing",
+            "Configuration refused",
+        ];
         assert_eq!(keys, expected);
     }
 
@@ -353,6 +363,6 @@ mod tests {
         };
         let text = text(&facts, &progress(1, None));
         assert_eq!(text.lines().filter(|line| line.starts_with("Mode:")).count(), 1, "{text}");
-        assert!(text.ends_with("Failing: cannot program the kernel: nft failed: line 2\n"), "{text}");
+        assert!(text.contains("\nFailing: cannot program the kernel: nft failed: line 2\n"), "{text}");
     }
 }

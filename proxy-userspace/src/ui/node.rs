@@ -14,10 +14,12 @@ const MOST_LEFT_OUT: usize = 100;
 
 /// Returns the content. `details` are an error while the sync loop does not answer.
 pub(super) fn page(report: &NodeReport, details: Result<&NodeDetails, &NoAnswer>) -> Markup {
+    let configuration_refused: Vec<String> = report.configuration_refused.iter().cloned().collect();
     let troubles = [
         ("Not ready", &report.not_ready),
         ("Fails", &report.failing),
         ("Not up to date", &report.watch_errors),
+        ("Refused configuration", &configuration_refused),
         ("Unreadable manifest", &report.unreadable_manifests),
         ("Link that is not served", &report.left_out_links),
         ("Another program runs first", &report.displaced_links),

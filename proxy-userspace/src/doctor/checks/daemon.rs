@@ -52,6 +52,7 @@ fn of_report(report: &NodeReport) -> Vec<Finding> {
     each(&catalog::LINK_LEFT_OUT, &report.left_out_links);
     each(&catalog::LINK_DISPLACED, &report.displaced_links);
     let reasons = [
+        (&catalog::CONFIGURATION_REFUSED, &report.configuration_refused),
         (&catalog::NETFILTER_ON_LINKS, &report.netfilter_on_links),
         (&catalog::SOCKETS_LEFT_ALONE, &report.sockets_left_alone),
     ];

@@ -110,6 +110,11 @@ const OF_THE_DAEMON: &[(&Kind, Fault, &str)] = &[
     (&catalog::CHANGES_PENDING, |facts| report_of(facts).oldest_pending_seconds = Some(30), "waits for 30 s"),
     (&catalog::WATCH_FAILING, |facts| report_of(facts).watch_errors.push("Nodes: 403".into()), "Nodes: 403"),
     (
+        &catalog::CONFIGURATION_REFUSED,
+        |facts| report_of(facts).configuration_refused = Some("mode: unknown".into()),
+        "mode: unknown",
+    ),
+    (
         &catalog::MANIFESTS_UNREADABLE,
         |facts| report_of(facts).unreadable_manifests.push("web.yaml: line 3".into()),
         "web.yaml",

@@ -8,7 +8,7 @@ use std::{error::Error, sync::Arc, time::Duration};
 use proxy_userspace::{
     causes::with_causes,
     config::{Config, ConfigChange, ConfigError, ConfigFile, Environment, FileWatcher, Flags, ObjectSource},
-    health::ProxyHealth,
+    health::{ProxyHealth, Status},
     kernel::{KernelError, command::Launcher, hangup::Hangups},
     metrics::Metrics,
     node::NodeEvents,
@@ -44,6 +44,7 @@ pub(super) struct Reload {
     set_log_filter: SetLogFilter,
     health: ProxyHealth,
     metrics: Metrics,
+    status: Status,
     events: NodeEvents,
     /// The configuration that runs.
     pub(super) config: Config,
@@ -88,6 +89,7 @@ impl Reload {
             set_log_filter,
             health: outputs.health.clone(),
             metrics: outputs.metrics.clone(),
+            status: outputs.status.clone(),
             events: outputs.events.clone(),
             effective: watch::Sender::new(config.effective.document()),
             settings: watch::Sender::new(settings(&config, choice.give_up_after())),
@@ -208,6 +210,7 @@ impl Reload {
             format!("cannot use the changed configuration file, the settings stay as they are: {error}"),
         );
         self.metrics.set_configuration_refused(true);
+        self.status.set_configuration_refused(Some(error.clone()));
         tracing::error!(
             error,
             "cannot use the changed configuration file: the settings stay as they are; correct the file, or what it \
@@ -217,6 +220,7 @@ impl Reload {
 
     fn accept(&mut self) {
         self.metrics.set_configuration_refused(false);
+        self.status.set_configuration_refused(None);
         if self.refusal.take().is_some() {
             self.events.normal("ConfigurationAccepted", "the configuration file can be used again");
         }

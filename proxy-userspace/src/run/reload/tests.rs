@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use nix::sys::signal::{Signal, raise};
-use proxy_userspace::{kernel::command::Launcher, node::NodeEvent};
+use proxy_userspace::{dataplane::Mode, health::NodeReport, kernel::command::Launcher, node::NodeEvent};
 use tokio::{
     sync::{Mutex, mpsc},
     time::timeout,
@@ -64,6 +64,12 @@ impl Node {
         text.contains("shunt_configuration_refused 1\n")
     }
 
+    /// Returns the refusal that `shunt doctor` gets.
+    fn refusal(&self) -> Option<String> {
+        let report = NodeReport::new(&self.outputs.status, &self.outputs.health, String::new());
+        report.configuration_refused
+    }
+
     fn event(&mut self) -> Option<(&'static str, String)> {
         self.events.try_recv().ok().map(|event| (event.reason, event.note))
     }
@@ -86,8 +92,10 @@ async fn a_refused_file_is_an_event_and_a_metric_until_it_is_corrected() {
     assert!(reason == "ConfigurationRefused" && text.contains("nftables.syncPeriod"), "{text}");
     assert_eq!(node.pass(10 * MINUTE).await, None);
     assert_eq!(node.event(), None, "one Event");
+    node.outputs.status.set_mode(Mode::Iptables, "another mode broke");
+    assert!(node.refusal().is_some_and(|error| error.contains("nftables.syncPeriod")), "in each mode");
     assert_eq!(node.change("nftables: {syncPeriod: 7s}\n", MINUTE).await, None);
-    assert_eq!((node.is_refused(), node.sync_period()), (false, 7));
+    assert_eq!((node.is_refused(), node.refusal(), node.sync_period()), (false, None, 7));
     assert_eq!(node.event().map(|(reason, _)| reason), Some("ConfigurationAccepted"));
     fs::remove_file(&node.path).expect("removed");
     assert_eq!(node.pass(MINUTE).await, None);
