@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 
+use proxy_common::layout::MAPS;
 use proxy_userspace::kernel::command::{Command, Launcher};
 use serde::Deserialize;
 use serde_yaml_ng::Value;
@@ -140,4 +141,19 @@ fn monitor_selects_the_pods_of_the_daemon_set() {
     assert_eq!(monitor["spec"]["selector"]["matchLabels"], set["spec"]["template"]["metadata"]["labels"]);
     assert_eq!(monitor["metadata"]["namespace"], set["metadata"]["namespace"]);
     assert_eq!(monitor["spec"]["podMetricsEndpoints"][0]["honorLabels"], true);
+}
+
+#[test]
+fn maps_that_fill_up_over_time_are_no_reason_for_an_alert() {
+    let mut maps: Vec<&str> = MAPS.iter().filter(|map| map.fills_up).map(|map| map.name).collect();
+    maps.sort_unstable();
+    let rules = read("deploy/monitoring/rules.yaml");
+    assert!(rules.contains(&format!("{{map!~\"{}\"}}", maps.join("|"))), "{maps:?}");
+    let last = maps.pop().expect("some");
+    let text = format!("It is normal that {} and {last} are full.", maps.join(", "));
+    assert_eq!(read("deploy/monitoring/dashboards.yaml").matches(&text).count(), 2, "{text}");
+    let names: Vec<String> = maps.iter().chain([&last]).map(|map| format!("`{map}`")).collect();
+    let page = read("docs/metrics.md");
+    let line = page.lines().find(|line| line.contains("stay until room is needed")).expect("a line");
+    assert!(names.iter().all(|name| line.contains(&**name)), "{line}");
 }

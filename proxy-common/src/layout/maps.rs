@@ -122,6 +122,8 @@ pub struct MapDeclaration {
     pub name: &'static str,
     /// The kernel evicts the least recently used entry from a full map.
     pub is_lru: bool,
+    /// Its entries stay until room is needed. It is normal that it is full.
+    pub fills_up: bool,
     /// Bytes of a key. A ring buffer has none.
     pub key_size: usize,
     /// Bytes of a value. A ring buffer has none.
@@ -143,6 +145,17 @@ const fn is_ring(map_type: &str) -> bool {
     matches!(map_type.as_bytes(), b"RingBuf")
 }
 
+/// Returns true if entries of an LRU map are removed when their connection or socket ends, so that
+/// a full map means many of them.
+const fn is_swept(map: &str) -> bool {
+    matches!(map.as_bytes(), b"flows" | b"tcp_connections" | b"udp_sockets")
+}
+
+/// Returns true if it is normal that the map of this name is full.
+pub fn fills_up(map: &str) -> bool {
+    MAPS.iter().any(|declaration| declaration.name == map && declaration.fills_up)
+}
+
 macro_rules! size_setting {
     ($map:literal $setting:literal $default:literal) => {
         SizeSetting {
@@ -160,6 +173,7 @@ macro_rules! derive_from_table {
         pub const MAPS: &[MapDeclaration] = &[$(MapDeclaration {
             name: $name,
             is_lru: matches!(stringify!($type).as_bytes(), b"LruHashMap"),
+            fills_up: matches!(stringify!($type).as_bytes(), b"LruHashMap") && !is_swept($name),
             key_size: key_size(stringify!($type), size_of::<$key>()),
             value_size: if is_ring(stringify!($type)) { 0 } else { size_of::<$value>() },
             content: MapContent::$content,

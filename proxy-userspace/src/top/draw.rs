@@ -1,5 +1,6 @@
 //! Draws the screen.
 
+use proxy_common::layout::fills_up;
 use ratatui::{
     Frame,
     layout::{Alignment, Constraint, Layout, Rect},
@@ -145,8 +146,9 @@ fn service(row: &super::ServiceRate) -> Cells {
     (row.cells(), if fails { Style::new().fg(Color::Yellow) } else { Style::new() })
 }
 
-fn map(row: &super::MapRow) -> Cells {
-    let is_marked = row.fill_percent >= NEARLY_FULL;
+/// Marks maps that are nearly full, unless that is normal for them.
+pub(super) fn map(row: &super::MapRow) -> Cells {
+    let is_marked = row.fill_percent >= NEARLY_FULL && !fills_up(&row.name);
     (row.cells(), if is_marked { Style::new().fg(Color::Red) } else { Style::new() })
 }
 

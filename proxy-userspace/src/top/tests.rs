@@ -117,6 +117,15 @@ fn maps_are_drawn_with_the_fullest_first() {
 }
 
 #[test]
+fn only_maps_whose_fill_is_not_normal_are_marked() {
+    let is_marked = |name: &str| {
+        let row = MapRow { name: name.to_owned(), entries: 990, capacity: 1000, fill_percent: 99.0 };
+        draw::map(&row).1.fg.is_some()
+    };
+    assert_eq!(["services", "flows", "affinity"].map(is_marked), [true, true, false]);
+}
+
+#[test]
 fn programs_are_drawn_with_the_most_costly_first() {
     let mut screen = screen(&["programs"]);
     let runs = |id, name: &str, runs, millis| ProgramRuns {

@@ -1,5 +1,7 @@
 //! What the daemon reports about itself.
 
+use proxy_common::layout::fills_up;
+
 use super::super::{
     Finding,
     catalog::{self, Kind},
@@ -81,7 +83,7 @@ pub(super) fn nearly_full(maps: &[ReportedMap]) -> Vec<Finding> {
         let message = || format!("the map {} has {} of {capacity} entries", map.name, map.entries);
         is_full.then(|| Finding::new(&catalog::MAP_NEARLY_FULL, message()))
     };
-    maps.iter().filter_map(finding).collect()
+    maps.iter().filter(|map| !fills_up(&map.name)).filter_map(finding).collect()
 }
 
 pub(super) fn confined(module: &str, remedy: &str) -> Finding {

@@ -1,5 +1,7 @@
 //! Each fault gives its finding, and a healthy node gives none.
 
+use proxy_common::layout::{MAPS, MapDeclaration};
+
 use super::{
     super::{
         Severity,
@@ -337,4 +339,14 @@ fn a_conntrack_table_without_a_limit_is_never_full() {
 fn a_family_that_fails_is_no_drift() {
     let unknown = DriftRow { not_compared: true, ..drift("IPv6: it is not known") };
     assert_eq!(found(&Facts { drift: vec![unknown], ..healthy() }), []);
+}
+
+#[test]
+fn maps_that_are_full_on_every_busy_node_are_no_finding() {
+    let full = |map: &MapDeclaration| ReportedMap { name: map.name.into(), entries: 100, capacity: 100 };
+    let mut facts = healthy();
+    report_of(&mut facts).maps = MAPS.iter().filter(|map| map.is_lru).map(full).collect();
+    let maps: Vec<_> = found(&facts).into_iter().map(|(_, message)| message).collect();
+    let expected = ["udp_sockets", "tcp_connections", "flows"];
+    assert_eq!(maps, expected.map(|map| format!("the map {map} has 100 of 100 entries")));
 }
