@@ -134,6 +134,22 @@ fn queries_name_only_metrics_that_are_documented() {
 }
 
 #[test]
+fn pages_name_only_counters_that_are_documented() {
+    let documented = read("docs/metrics.md");
+    let documented = metrics(&documented);
+    for entry in fs::read_dir(root("docs")).expect("pages") {
+        let path = entry.expect("a page").path();
+        if path.extension().is_none_or(|extension| extension != "md") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("text");
+        let mut unknown = metrics(&text);
+        unknown.retain(|name| name.ends_with("_total") && !documented.contains(name));
+        assert!(unknown.is_empty(), "{}: {unknown:?} are not in docs/metrics.md", path.display());
+    }
+}
+
+#[test]
 fn monitor_selects_the_pods_of_the_daemon_set() {
     let object = |path| serde_yaml_ng::from_str::<Value>(&read(path)).expect(path);
     let monitor = object("deploy/monitoring/operator/podmonitor.yaml");

@@ -65,7 +65,8 @@ pub struct TracedEvent {
     pub time: String,
     /// What shunt did.
     pub verdict: TracedVerdict,
-    /// Why it was refused or dropped, as in the metric `shunt_packets_total`.
+    /// Why it was refused or dropped: a `fate` of the metric `shunt_link_packets_total`, or a table
+    /// and chain.
     pub reason: Option<String>,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
