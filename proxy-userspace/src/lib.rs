@@ -21,6 +21,7 @@ pub mod mode;
 pub mod model;
 pub mod net;
 pub mod node;
+pub mod output_file;
 pub mod probe;
 pub mod sync;
 pub mod top;

@@ -14,7 +14,7 @@ use crate::{
 pub struct DoctorArguments {
     /// How to print.
     pub output: Output,
-    /// Where to write a bug report.
+    /// Where to write a bug report: [`crate::output_file`].
     pub bundle: Option<PathBuf>,
     /// The directory of pins if no daemon names its own.
     pub pin_directory: PathBuf,
@@ -35,7 +35,10 @@ pub fn command() -> Command {
                 .long("bundle")
                 .value_name("FILE.tar.zst")
                 .value_parser(value_parser!(PathBuf))
-                .help("Write a bug report to a new file, without secrets, and print what is in it"),
+                .help(
+                    "Write a bug report to a new file, or with - to standard output, without secrets, and print what \
+                     is in it",
+                ),
         )
         .arg(
             Arg::new("bpf-pin-dir")

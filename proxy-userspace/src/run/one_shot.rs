@@ -2,7 +2,7 @@
 //! `probe`, `doctor`, `completion`, `man`.
 
 use std::{
-    io::{self, ErrorKind, Write as _, stdout},
+    io::{self, ErrorKind, Write, stderr, stdout},
     path::Path,
     process::ExitCode,
 };
@@ -16,14 +16,12 @@ use proxy_userspace::{
     doctor::{self, BundledFile, DoctorArguments, Outcome},
     inspect::print_one,
     kernel::{self, capabilities, command::Launcher},
-    node, probe, yaml,
+    node,
+    output_file::{self, is_standard_output},
+    probe, yaml,
 };
 
-use super::{
-    dataplane, other_proxy,
-    standard_error::{say, tell},
-    takeover::log_handover,
-};
+use super::{dataplane, other_proxy, standard_error::tell, takeover::log_handover};
 
 const NOTHING_REMOVED: &str = "nothing was removed";
 
@@ -122,32 +120,43 @@ pub(crate) fn probe(output: ProbeOutput) -> ExitCode {
 
 /// Reports what is wrong on this node.
 pub(crate) fn doctor(arguments: &DoctorArguments) -> ExitCode {
-    let Outcome { report, bundle } = doctor::run(arguments, &Launcher::default());
-    match (bundle, &arguments.bundle) {
-        (Some(Err(error)), _) => {
-            tell(with_causes(&error));
-            return ExitCode::from(doctor::CANNOT_REPORT);
-        }
-        // On standard error: the report goes to standard output, which a program may read.
-        (Some(Ok(files)), Some(path)) => print_bundle(path, &files),
-        _ => {}
-    }
-    let printed = print_one(&arguments.output, "DoctorReport", &report, &mut stdout().lock());
-    match printed {
+    let outcome = doctor::run(arguments, &Launcher::default());
+    ExitCode::from(print_outcome(&outcome, arguments, &mut stdout().lock(), &mut stderr().lock()))
+}
+
+/// Prints the report and what is in the bug report. Returns the exit code. The report goes to
+/// `output`, which a program may read, unless the bug report went there.
+fn print_outcome(
+    Outcome { report, bundle }: &Outcome,
+    arguments: &DoctorArguments,
+    output: &mut dyn Write,
+    messages: &mut dyn Write,
+) -> u8 {
+    let path = arguments.bundle.as_deref().unwrap_or(Path::new(""));
+    // Nobody may read the messages.
+    let _ = match bundle {
+        // The report is worth having all the same.
+        Some(Err(error)) => writeln!(messages, "shunt: {}", with_causes(error)),
+        Some(Ok(files)) => print_bundle(path, files, messages),
+        None => Ok(()),
+    };
+    let to: &mut dyn Write = if is_standard_output(path) { &mut *messages } else { output };
+    match print_one(&arguments.output, "DoctorReport", report, to) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            tell(format_args!("cannot write the report: {error}"));
-            ExitCode::from(doctor::CANNOT_REPORT)
+            let _ = writeln!(messages, "shunt: cannot write the report: {error}");
+            doctor::CANNOT_REPORT
         }
-        _ => ExitCode::from(report.exit_code()),
+        _ if matches!(bundle, Some(Err(_))) => doctor::CANNOT_REPORT,
+        _ => report.exit_code(),
     }
 }
 
-fn print_bundle(path: &Path, files: &[BundledFile]) {
+fn print_bundle(path: &Path, files: &[BundledFile], to: &mut dyn Write) -> io::Result<()> {
     for BundledFile { name, bytes } in files {
-        say(format_args!("{bytes:>9}  {name}"));
+        writeln!(to, "{bytes:>9}  {name}")?;
     }
-    let path = path.display();
-    say(format_args!("Wrote {path}. Look at it before you give it to others: see README.txt in it.\n"));
+    let target = output_file::name(path);
+    writeln!(to, "Wrote {target}. Look at it before you give it to others: see README.txt in it.\n")
 }
 
 /// `completion` and `man`.
@@ -160,5 +169,51 @@ pub(crate) fn generate(generated: &Generated) -> ExitCode {
             tell(error);
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use proxy_userspace::{
+        doctor::{BundleError, Report},
+        inspect::Output,
+    };
+
+    use super::*;
+
+    /// Returns the exit code, the output and the messages.
+    fn printed(path: &str, bundle: Result<Vec<BundledFile>, BundleError>) -> (u8, String, String) {
+        let arguments = DoctorArguments {
+            output: Output::Table,
+            bundle: Some(path.into()),
+            pin_directory: PathBuf::new(),
+        };
+        let report = Report { mode: None, watches: Vec::new(), findings: Vec::new() };
+        let outcome = Outcome { report, bundle: Some(bundle) };
+        let (mut output, mut messages) = (Vec::new(), Vec::new());
+        let code = print_outcome(&outcome, &arguments, &mut output, &mut messages);
+        let text = |bytes| String::from_utf8(bytes).expect("text");
+        (code, text(output), text(messages))
+    }
+
+    #[test]
+    fn a_report_is_printed_although_the_bug_report_cannot_be_written() {
+        let (code, output, messages) = printed("a", Err(BundleError::Exists("a".into())));
+        assert_eq!(code, doctor::CANNOT_REPORT);
+        assert!(output.starts_with("Mode: none."), "{output}");
+        assert!(messages.contains("a exists already"), "{messages}");
+    }
+
+    #[test]
+    fn nothing_but_the_bug_report_goes_to_the_output_if_that_is_where_it_goes() {
+        let files = || Ok(vec![BundledFile { name: "doctor.json".to_owned(), bytes: 7 }]);
+        let (code, output, messages) = printed("-", files());
+        assert_eq!((code, &*output), (0, ""));
+        assert!(messages.contains("7  doctor.json\nWrote standard output."), "{messages}");
+        assert!(messages.contains("\nMode: none."), "{messages}");
+        let (_, output, messages) = printed("a", files());
+        assert!(output.starts_with("Mode: none.") && !messages.contains("Mode"), "{output}");
     }
 }

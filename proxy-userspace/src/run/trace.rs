@@ -1,13 +1,13 @@
 //! `shunt trace`: prints what the daemon of this node traces.
 
 use std::{
-    fs::File,
-    io::{BufWriter, Write as _, stdout},
+    io::{BufWriter, Write, stderr, stdout},
     process::ExitCode,
 };
 
 use proxy_userspace::{
     inspect::{API_VERSION, Client, Lines},
+    output_file::{self, is_standard_output},
     trace::{CaptureFile, TraceArguments, TraceOutput, TraceRecord},
 };
 use serde::Serialize;
@@ -27,17 +27,20 @@ struct Versioned<'a> {
     record: &'a TraceRecord,
 }
 
-/// Where the lines go.
+/// Where the lines and packets go.
 struct Printer {
     output: TraceOutput,
-    capture: Option<CaptureFile<BufWriter<File>>>,
+    lines: Box<dyn Write>,
+    capture: Option<CaptureFile<BufWriter<Box<dyn Write>>>>,
     packets: u64,
 }
 
 /// Runs until the time is over, a signal arrives, or the daemon ends it.
 pub(super) async fn trace(arguments: &TraceArguments) -> anyhow::Result<ExitCode> {
     let capture = arguments.capture.as_deref().map(CaptureFile::create).transpose()?;
-    let mut printer = Printer { output: arguments.output, capture, packets: 0 };
+    let is_piped = arguments.capture.as_deref().is_some_and(is_standard_output);
+    let lines: Box<dyn Write> = if is_piped { Box::new(stderr()) } else { Box::new(stdout()) };
+    let mut printer = Printer { output: arguments.output, lines, capture, packets: 0 };
     let mut client = Client::connect().await?;
     let lines = client.trace(&arguments.filter).await?;
     let until = arguments.limit.map(|limit| Instant::now() + limit);
@@ -45,7 +48,7 @@ pub(super) async fn trace(arguments: &TraceArguments) -> anyhow::Result<ExitCode
     // Also after an error: what was captured before is worth having.
     if let (Some(file), Some(path)) = (&mut printer.capture, &arguments.capture) {
         file.flush()?;
-        tell(format_args!("{} packets written to {}", printer.packets, path.display()));
+        tell(format_args!("{} packets written to {}", printer.packets, output_file::name(path)));
     }
     followed
 }
@@ -71,7 +74,9 @@ impl Printer {
             for record in &records {
                 self.print(record)?;
             }
-            stdout().flush()?;
+            self.lines.flush()?;
+            // Another program may show packets as they come.
+            self.capture.as_mut().map(CaptureFile::flush).transpose()?;
         }
     }
 
@@ -91,11 +96,11 @@ impl Printer {
                 tell(format_args!("{records} events or packets were lost: they came too fast"));
             }
             TraceRecord::TraceEvent(event) if self.output == TraceOutput::Text => {
-                writeln!(stdout(), "{event}")?;
+                writeln!(self.lines, "{event}")?;
             }
             TraceRecord::TraceLost { .. } | TraceRecord::TraceEvent(_) => {
                 let line = serde_json::to_string(&Versioned { api_version: API_VERSION, record })?;
-                writeln!(stdout(), "{line}")?;
+                writeln!(self.lines, "{line}")?;
             }
         }
         Ok(())

@@ -14,6 +14,7 @@ use proxy_userspace::{
         ExplainArguments, Filter, FlowFilter, FlowRow, GetArguments, LeftOutRow, LinkRow, Output, Resource,
         Row, ServiceRow, Verb, print, print_one, read_without_daemon, table,
     },
+    trace::CaptureError,
 };
 use tokio::{runtime, time::sleep};
 
@@ -50,7 +51,10 @@ pub(crate) fn verb(verb: &Verb) -> ExitCode {
 }
 
 pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    let is_it = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
+    let of_packets = error.is::<CaptureError>()
+        && error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).any(is_it);
+    of_packets || error.downcast_ref::<io::Error>().is_some_and(is_it)
 }
 
 async fn get(arguments: &GetArguments) -> anyhow::Result<ExitCode> {

@@ -20,7 +20,7 @@ pub struct TraceArguments {
     pub limit: Option<Duration>,
     /// How to print.
     pub output: TraceOutput,
-    /// Where packets are written.
+    /// Where packets are written: [`crate::output_file`].
     pub capture: Option<PathBuf>,
 }
 
@@ -84,13 +84,14 @@ pub fn command() -> Command {
                 .default_value("text")
                 .help("Format: text, or json for a document a line"),
         )
-        .arg(
-            Arg::new("pcap")
-                .long("pcap")
-                .value_name("FILE")
-                .value_parser(value_parser!(PathBuf))
-                .help("Write the packets that programs saw on links, before and after the translation (pcapng)"),
-        )
+        .arg(pcap_argument())
+}
+
+fn pcap_argument() -> Arg {
+    Arg::new("pcap").long("pcap").value_name("FILE").value_parser(value_parser!(PathBuf)).help(
+        "Write the packets that programs saw on links, before and after the translation (pcapng), to this \
+         file, or with - to standard output",
+    )
 }
 
 impl TraceArguments {

@@ -2,8 +2,7 @@
 
 use std::{
     convert::Infallible,
-    fs::File,
-    io::BufWriter,
+    io::{BufWriter, Write},
     marker::PhantomData,
     path::{Path, PathBuf},
 };
@@ -23,7 +22,7 @@ pub struct CaptureFile<W> {
     writer: PhantomData<W>,
 }
 
-impl CaptureFile<BufWriter<File>> {
+impl CaptureFile<BufWriter<Box<dyn Write>>> {
     /// Fails: no file can be written.
     pub fn create(path: &Path) -> Result<Self, CaptureError> {
         Err(CaptureError { path: path.into() })

@@ -3,7 +3,6 @@
 use std::{
     borrow::Cow,
     collections::HashMap,
-    fs::File,
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
     time::Duration,
@@ -22,10 +21,11 @@ use pcap_file::{
 };
 
 use super::record::TracedPacket;
+use crate::output_file;
 
 /// A file of packets could not be written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write {path}")]
+#[error("cannot write {}", output_file::name(path))]
 pub struct CaptureError {
     path: PathBuf,
     #[source]
@@ -40,10 +40,10 @@ pub struct CaptureFile<W: Write> {
     links: HashMap<(String, bool), u32>,
 }
 
-impl CaptureFile<BufWriter<File>> {
-    /// Creates the file. What is in it is overwritten.
+impl CaptureFile<BufWriter<Box<dyn Write>>> {
+    /// Creates the file ([`output_file::create`]).
     pub fn create(path: &Path) -> Result<Self, CaptureError> {
-        let created = File::create(path).map_err(PcapError::IoError);
+        let created = output_file::create(path).map_err(PcapError::IoError);
         let failed = |source| CaptureError { path: path.into(), source };
         Self::new(path, BufWriter::new(created.map_err(failed)?))
     }

@@ -5,7 +5,7 @@ mod secrets;
 
 use std::{
     fs::{File, OpenOptions},
-    io::{self, Write as _},
+    io::{self, Write as _, stdout},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
@@ -15,7 +15,11 @@ use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 use self::collect::Collected;
 use super::Report;
-use crate::{kernel::command::Launcher, probe::Evaluation};
+use crate::{
+    kernel::command::Launcher,
+    output_file::{self, is_standard_output},
+    probe::Evaluation,
+};
 
 /// The folder in the archive.
 const FOLDER: &str = "shunt-bundle";
@@ -40,7 +44,7 @@ pub enum BundleError {
     #[error("{} exists already: choose another name for --bundle, or remove it", .0.display())]
     Exists(PathBuf),
     /// It cannot be written.
-    #[error("cannot write {}", path.display())]
+    #[error("cannot write {}", output_file::name(path))]
     Write {
         /// The file.
         path: PathBuf,
@@ -66,7 +70,7 @@ pub(super) fn write(
     launcher: &Launcher,
 ) -> Result<Vec<BundledFile>, BundleError> {
     // Before all the work.
-    let file = create(path)?;
+    let target = if is_standard_output(path) { Target::StandardOutput } else { create(path)? };
     let mut collected = Collected::collect(launcher);
     collected.add_json("doctor.json", report);
     collected.add_json("probe.json", evaluation);
@@ -77,19 +81,42 @@ pub(super) fn write(
     files.push(("README.txt".to_owned(), README.to_owned()));
     files.sort_unstable();
     let failed = |source| BundleError::Write { path: path.to_owned(), source };
-    save(file, &files).map_err(failed)?;
+    archive(&files).and_then(|archive| target.save(&archive)).map_err(failed)?;
     Ok(files.into_iter().map(|(name, text)| BundledFile { name, bytes: text.len() }).collect())
 }
 
-fn create(path: &Path) -> Result<File, BundleError> {
+/// Where the archive goes.
+enum Target {
+    File(File),
+    StandardOutput,
+}
+
+impl Target {
+    fn save(self, archive: &[u8]) -> io::Result<()> {
+        match self {
+            Self::File(mut file) => {
+                file.write_all(archive)?;
+                file.sync_all()
+            }
+            Self::StandardOutput => {
+                let mut output = stdout().lock();
+                output.write_all(archive)?;
+                output.flush()
+            }
+        }
+    }
+}
+
+fn create(path: &Path) -> Result<Target, BundleError> {
     let created = OpenOptions::new().write(true).create_new(true).mode(MODE).open(path);
-    created.map_err(|source| match source.kind() {
+    created.map(Target::File).map_err(|source| match source.kind() {
         io::ErrorKind::AlreadyExists => BundleError::Exists(path.to_owned()),
         _ => BundleError::Write { path: path.to_owned(), source },
     })
 }
 
-fn save(mut file: File, files: &[(String, String)]) -> io::Result<()> {
+/// Returns the bytes of the archive.
+fn archive(files: &[(String, String)]) -> io::Result<Vec<u8>> {
     let mut archive = tar::Builder::new(Vec::new());
     let now = u64::try_from(Timestamp::now().as_second()).unwrap_or(0);
     for (name, text) in files {
@@ -100,8 +127,7 @@ fn save(mut file: File, files: &[(String, String)]) -> io::Result<()> {
         archive.append_data(&mut header, format!("{FOLDER}/{name}"), text.as_bytes())?;
     }
     let archive = archive.into_inner()?;
-    file.write_all(&compress_to_vec(&*archive, CompressionLevel::Fastest))?;
-    file.sync_all()
+    Ok(compress_to_vec(&*archive, CompressionLevel::Fastest))
 }
 
 #[cfg(test)]
@@ -115,7 +141,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("a.tar.zst");
         let file = create(&path).expect("a new file");
-        save(file, &[("a.txt".to_owned(), "a".repeat(100_000))]).expect("an archive");
+        let archive = archive(&[("a.txt".to_owned(), "a".repeat(100_000))]).expect("an archive");
+        file.save(&archive).expect("saved");
         assert_eq!(fs::metadata(&path).expect("the file").permissions().mode() & 0o777, MODE);
         assert!(matches!(create(&path), Err(BundleError::Exists(_))));
         let compressed = fs::read(&path).expect("the file");

@@ -101,6 +101,9 @@ fn check(node: &TestNode, setup: &Setup, when: &str, expected: &[&str]) -> Resul
     ensure!(printed.contains("README.txt") && printed.contains("Wrote "), "{when}: {printed}");
     let again = node.world.run(Host::Node1, &format!("set +e\n{line}; echo $?"))?;
     ensure!(again.contains("exists already") && again.trim_end().ends_with('3'), "{when}: {again}");
+    let piped = format!("{shunt} doctor --bundle - --bpf-pin-dir {} | zstd -qdc | tar -t", pins.display());
+    let piped = node.world.run(Host::Node1, &piped)?;
+    ensure!(piped.contains("shunt-bundle/README.txt"), "{when}: {piped}");
     let mode = node.world.run(Host::Node1, &format!("stat -c %a {archive}"))?;
     ensure!(mode.trim() == "600", "{when}: mode {mode}");
     let unpack = format!("cd {} && zstd -qdc {archive} | tar -x", directory.display());
