@@ -4,8 +4,9 @@
 use std::net::SocketAddr;
 
 use proxy_userspace::{
+    assembly,
     config::{Config, ObjectSource},
-    dataplane::Mode,
+    dataplane::{Mode, ipvs},
     health::{self, BindError},
     kernel::{KernelError, bpf::PinDir, cgroup::Cgroup},
     net::ProxyVariables,
@@ -74,8 +75,11 @@ fn check_mode(running: &Config, choice: &ModeChoice) -> anyhow::Result<()> {
     if !runs && let Some(missing) = dataplane::missing(new, &choice.launcher) {
         anyhow::bail!(missing);
     }
-    if new.mode == Mode::Ebpf {
-        check_directories(running, new)?;
+    match new.mode {
+        Mode::Ebpf => check_directories(running, new)?,
+        // Also if the mode runs: a start looks for the scheduler, for which there is no probe.
+        Mode::Ipvs => ipvs::check_requirements(&assembly::ipvs(new, &choice.launcher))?,
+        Mode::Nftables | Mode::Iptables => {}
     }
     Ok(())
 }
@@ -88,4 +92,27 @@ fn check_directories(running: &Config, new: &Config) -> Result<(), KernelError> 
         PinDir::lock_existing(&new.ebpf.pin_dir)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy_userspace::{
+        config::{Environment, Flags},
+        kernel::command::Launcher,
+    };
+
+    use super::*;
+
+    /// Needs root, as every test of the kernel. A kernel without IPVS lacks every scheduler.
+    #[test]
+    fn a_scheduler_that_the_kernel_lacks_is_refused_while_the_ipvs_mode_runs() {
+        let choice = |scheduler| {
+            let flags = Flags::parse(["shunt", "--proxy-mode", "ipvs", "--ipvs-scheduler", scheduler]);
+            let environment = Environment::of_this_process();
+            let chosen = ModeChoice::new(flags.expect("valid flags"), environment, Launcher::default());
+            chosen.expect("a valid configuration")
+        };
+        let checked = check_mode(&choice("rr").config, &choice("nosuch"));
+        assert!(checked.is_err(), "a start would fail");
+    }
 }

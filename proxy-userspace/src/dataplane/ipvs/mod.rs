@@ -46,6 +46,7 @@ pub use self::{
     handover::hand_over,
     plan::Plan,
     removal::{LinkRemoval, has_link, remove, remove_link},
+    requirements::check as check_requirements,
     sets::{Destination, Entry, Set, SetEntry},
     settings::{DUMMY_LINK, IpvsSettings},
     state::{RealServerState, State, VirtualServerState},

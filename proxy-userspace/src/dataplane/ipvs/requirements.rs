@@ -19,8 +19,9 @@ use crate::{
 /// An address that no Service has (RFC 5737). kube-proxy checks with the same one.
 const TEST_ADDRESS: ([u8; 4], u16) = ([198, 51, 100, 0], 20_000);
 
-/// Checks the requirements. An error names what is missing and what to do about it.
-pub(super) fn check(settings: &IpvsSettings) -> Result<(), IpvsError> {
+/// Checks the requirements of the mode with these settings. An error names what is missing and what
+/// to do about it.
+pub fn check(settings: &IpvsSettings) -> Result<(), IpvsError> {
     ipvs::load_module(&settings.launcher);
     netns::within_new(|| check_namespace(settings))?
 }
