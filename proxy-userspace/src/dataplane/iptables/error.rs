@@ -47,7 +47,7 @@ fn position(line: Option<&(usize, String)>) -> String {
 
 impl IptablesError {
     /// The error of iptables-restore for this input.
-    pub(super) fn of_restore(family: IpFamily, input: &str, source: KernelError) -> Self {
+    pub(in crate::dataplane) fn of_restore(family: IpFamily, input: &str, source: KernelError) -> Self {
         let number = match &source {
             KernelError::CommandFailed { stderr, .. } => line_number(stderr),
             _ => None,
@@ -65,7 +65,7 @@ impl IptablesError {
 
     /// Returns true if the input was rejected. The command did not fail for lack of the lock or of
     /// time.
-    pub(super) fn is_rejection(&self) -> bool {
+    pub(in crate::dataplane) fn is_rejection(&self) -> bool {
         // `RESOURCE_PROBLEM` of `include/xtables.h`. iptables-nft also ends with it when the kernel
         // rejects rules, but then it names a line.
         const BUSY: i32 = 4;

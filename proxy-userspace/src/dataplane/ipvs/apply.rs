@@ -11,17 +11,19 @@ use super::{
     desired::{Item, KernelObject},
     error::IpvsError,
     failures::ApplyFailures,
+    rule_features,
     sets::SetEntry,
     state::State,
     step::{SetChange, Step},
     sysctls,
 };
 use crate::{
-    dataplane::iptables_text::{self, Layout},
+    dataplane::iptables_text::{self, Layout, TableInput},
     kernel::{
         KernelError,
         ipvs::{Change, RealServer, VirtualKey},
     },
+    model::IpFamily,
 };
 
 /// The maximum number of rejected set entries in one step. Each of them costs one more run of
@@ -44,18 +46,8 @@ impl Applying<'_> {
             Step::Sysctl(setting, value) => sysctls::write(*setting, *value)?,
             Step::Timeouts(timeouts) => self.ipvs.socket.set_timeouts(*timeouts)?,
             Step::Link => self.ipvs.link.create_dummy()?,
-            Step::Rules(family, inputs) => {
-                let Some(commands) = self.ipvs.commands.get(family) else { return Ok(()) };
-                if !self.state.writes_rules(*family) {
-                    return Ok(());
-                }
-                self.ipvs.requests.iptables += 1;
-                if let Err(source) = commands.restore_all(iptables_text::text(inputs, Layout::ChainsFirst)) {
-                    self.state.rules.remove(family);
-                    self.ipvs.failed_restores.count(*family);
-                    return Err(IpvsError::Rules { family: *family, source });
-                }
-            }
+            Step::Rules(family, _) if !self.state.writes_rules(*family) => return Ok(()),
+            Step::Rules(family, inputs) => self.write_rules(*family, inputs)?,
             Step::Sets(changes) => return self.change_sets(changes.clone()),
             Step::Servers(changes) => return self.change_servers(changes),
             Step::Drain(reals) => return self.drain(reals),
@@ -66,6 +58,19 @@ impl Applying<'_> {
         }
         self.state.record(step);
         Ok(())
+    }
+
+    /// Writes the rules of a family. If they need something that iptables refuses, the plan after
+    /// the next observation does without it.
+    fn write_rules(&mut self, family: IpFamily, inputs: &[TableInput]) -> Result<(), IpvsError> {
+        let Some(commands) = self.ipvs.commands.get(&family) else { return Ok(()) };
+        self.ipvs.requests.iptables += 1;
+        let input = iptables_text::text(inputs, Layout::ChainsFirst);
+        let Err(source) = commands.restore_all(input.clone()) else { return Ok(()) };
+        self.state.rules.remove(&family);
+        self.ipvs.failed_restores.count(family);
+        self.ipvs.options.refused.extend(rule_features::refused_by(commands, &input));
+        Err(IpvsError::Rules { family, source })
     }
 
     /// Changes sets. Continues after a rejected entry.

@@ -18,6 +18,7 @@ mod plan;
 mod rejections;
 mod removal;
 mod requirements;
+mod rule_features;
 mod rules;
 mod rules_state;
 mod sets;
@@ -36,8 +37,14 @@ use std::{
 
 pub(in crate::dataplane) use self::rules::{CHAINS, MODE};
 use self::{
-    apply::Applying, counters::CountedPorts, failures::ApplyFailures, node::PlanOptions,
-    rejections::Rejections, rules::TABLES, rules_state::RulesState,
+    apply::Applying,
+    counters::CountedPorts,
+    failures::ApplyFailures,
+    node::PlanOptions,
+    rejections::Rejections,
+    rule_features::{RefusedFeatures, RuleFeature},
+    rules::TABLES,
+    rules_state::RulesState,
 };
 pub use self::{
     desired::Item,
@@ -129,7 +136,12 @@ impl Ipvs {
             counted: CountedPorts::new(settings.counted_services),
             lacks_sctp: OnceLock::new(),
             commands,
-            options: PlanOptions { families, settings, random_fully: BTreeSet::new() },
+            options: PlanOptions {
+                families,
+                settings,
+                random_fully: BTreeSet::new(),
+                refused: RefusedFeatures::new(),
+            },
             stale_udp: StaleUdpCleaner::new(&[]),
             rejections: Rejections::default(),
             unread: Vec::new(),
@@ -172,7 +184,8 @@ impl Ipvs {
             match read_rules(commands) {
                 Ok((rules, random_fully)) => {
                     state.rules.insert(*family, rules);
-                    if random_fully {
+                    let is_refused = self.options.refused.contains_key(&(*family, RuleFeature::RandomFully));
+                    if random_fully && !is_refused {
                         state.options.random_fully.insert(*family);
                     }
                 }

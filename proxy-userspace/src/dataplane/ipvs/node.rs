@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use super::settings::IpvsSettings;
+use super::{rule_features::RefusedFeatures, settings::IpvsSettings};
 use crate::{
     dataplane::iptables_text::LocalMatch,
     model::{IpFamily, Snapshot},
@@ -21,6 +21,8 @@ pub(super) struct PlanOptions {
     pub(super) settings: IpvsSettings,
     /// Families whose iptables knows `MASQUERADE --random-fully` (version 1.6.2 and later).
     pub(super) random_fully: BTreeSet<IpFamily>,
+    /// What iptables refused so far. Rules do without it.
+    pub(super) refused: RefusedFeatures,
 }
 
 /// The facts of the node that plans use.

@@ -62,6 +62,16 @@ impl Rejections {
         *self = self.filter(|key, object, _| left_out.contains(key, object));
     }
 
+    /// Adds what a plan left out without a rejection by the kernel.
+    pub(super) fn add_planned(&mut self, planned: Self) {
+        for (key, rejected) in planned.by_port {
+            let known = self.by_port.entry(key).or_default();
+            for (object, why) in rejected {
+                known.entry(object).or_insert(why);
+            }
+        }
+    }
+
     /// Records that an entry was deleted from a set, so that the set has room. An entry of the same
     /// frontend does not count: it was deleted because the other one was rejected.
     pub(super) fn entry_deleted(&mut self, deleted: SetEntry) {

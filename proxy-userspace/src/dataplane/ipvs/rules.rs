@@ -6,6 +6,7 @@ use std::{collections::BTreeSet, fmt};
 
 use super::{
     node::{Node, PlanOptions},
+    rule_features::RuleFeature,
     sets::Set,
 };
 use crate::{
@@ -223,7 +224,9 @@ impl RuleWriter<'_> {
         let from_outside = "-m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL";
         if self.has(set) {
             let matches = self.commented_match(set, "dst,dst");
-            to.add(format_args!("{matches} {from_outside} -j ACCEPT"));
+            if !self.options.refused.contains_key(&(self.family, RuleFeature::PhysdevMatch)) {
+                to.add(format_args!("{matches} {from_outside} -j ACCEPT"));
+            }
             to.add(format_args!("{matches} -m addrtype --dst-type LOCAL -j ACCEPT"));
         }
     }

@@ -76,6 +76,7 @@ mod tests {
     use super::{
         super::{
             node::{Node, PlanOptions},
+            rule_features::RefusedFeatures,
             rules::{CHAINS, NODE_PORT, Needs, chains},
             sets::Set,
             settings::IpvsSettings,
@@ -100,6 +101,7 @@ mod tests {
             families: vec![IpFamily::V4],
             settings: IpvsSettings::default(),
             random_fully: [IpFamily::V4].into(),
+            refused: RefusedFeatures::new(),
         };
         let needs = Needs { filled: [Set::NodePortSctp].into(), denied: BTreeSet::new() };
         let change = state.difference(&chains(IpFamily::V4, &options, &Node::default(), &needs));

@@ -9,6 +9,7 @@ use super::{
     desired::{DesiredObjects, Item, ServerReason},
     node::{Node, PlanOptions},
     rejections::Rejections,
+    rule_features::RefusedFeatures,
     rules::Needs,
     rules_state::RulesState,
     sets::{Destination, Entry, Set, SetEntry},
@@ -105,6 +106,7 @@ impl State {
             families: families.into(),
             settings: settings.clone(),
             random_fully: families.into(),
+            refused: RefusedFeatures::new(),
         })
     }
 

@@ -1,4 +1,5 @@
-//! A family whose iptables does not work. The other family is served and receives changes.
+//! A family whose iptables does not work, and an iptables without the matches that some Services
+//! need. Everything else is served and receives changes.
 
 use std::{
     fs, io,
@@ -10,14 +11,14 @@ use anyhow::{Result, bail, ensure};
 use proxy_userspace::{
     dataplane::{
         Dataplane as _, FailureScope,
-        ipvs::{Ipvs, IpvsSettings},
+        ipvs::{Ipvs, IpvsError, IpvsSettings},
     },
     kernel::command::Launcher,
     model::{IpFamily, Protocol},
 };
 use shunt_tests::process::write_script;
 
-use crate::node::{Node, cluster_ip, endpoints, of_ports, service};
+use crate::node::{Node, cluster_ip, endpoints, every_kind, of_ports, service};
 
 /// Writes a command that fails while the file `broken` exists in its directory, and otherwise runs
 /// the real command.
@@ -32,18 +33,33 @@ fn breakable(directory: &Path, program: &str, real: &Path) -> io::Result<()> {
     write_script(&file, &text)
 }
 
-/// Returns a launcher of this machine's commands. Those of IPv6 can be broken.
-fn launcher(directory: &Path) -> Result<Launcher> {
+/// Writes a command that refuses rules with the matches `ipvs` and `physdev`, and otherwise runs the
+/// real command.
+fn without_matches(directory: &Path, program: &str, real: &Path) -> io::Result<()> {
+    let real = real.display();
+    let text = format!(
+        "#!/bin/sh\nPATH=/usr/sbin:/usr/bin:/sbin:/bin\ncase \"$*\" in *--version*) exec {real} \"$@\";; esac\n\
+         input=$(cat)\ncase \"$input\" in *'-m ipvs'*|*'-m physdev'*) echo 'no such match' >&2; exit 2;; esac\n\
+         printf '%s\\n' \"$input\" | {real} \"$@\"\n"
+    );
+    write_script(&directory.join(program), &text)
+}
+
+/// Writes a command in a directory that stands for a real one.
+type StandIn = fn(&Path, &str, &Path) -> io::Result<()>;
+
+/// Returns a launcher of this machine's commands, with stand-ins for those for which there is one.
+fn launcher(directory: &Path, stand_in: fn(IpFamily, &str) -> Option<StandIn>) -> Result<Launcher> {
+    fs::create_dir_all(directory)?;
     let all = Launcher::default();
     let kinds = ["nft", "legacy"].map(|kind| ["save", "restore"].map(|verb| format!("tables-{kind}-{verb}")));
     for name in kinds.as_flattened() {
-        for (family, is_breakable) in [("ip", false), ("ip6", true)] {
-            let program = format!("{family}{name}");
+        for (family, prefix) in [(IpFamily::V4, "ip"), (IpFamily::V6, "ip6")] {
+            let program = format!("{prefix}{name}");
             let Some(real) = all.find(&program) else { continue };
-            if is_breakable {
-                breakable(directory, &program, &real)?;
-            } else {
-                symlink(&real, directory.join(&program))?;
+            match stand_in(family, name) {
+                Some(write) => write(directory, &program, &real)?,
+                None => symlink(&real, directory.join(&program))?,
             }
         }
     }
@@ -61,9 +77,11 @@ fn servers(node: &Node) -> Result<Vec<String>> {
 
 pub(super) fn fail_separately(node: &mut Node) -> Result<()> {
     let directory: PathBuf = node.world().directory().join("commands");
-    fs::create_dir_all(&directory)?;
     let broken = directory.join("broken");
-    let settings = IpvsSettings { launcher: launcher(&directory)?, ..IpvsSettings::default() };
+    let settings = IpvsSettings {
+        launcher: launcher(&directory, |family, _| (family == IpFamily::V6).then_some(breakable))?,
+        ..IpvsSettings::default()
+    };
     // A family whose commands fail at the start would be left out for good.
     let mut mode = node.mode(settings)?;
     fs::write(&broken, "")?;
@@ -91,6 +109,31 @@ pub(super) fn fail_separately(node: &mut Node) -> Result<()> {
     let rules = node.run("ip6tables-save -t nat")?;
     ensure!(rules.contains("KUBE-6-CLUSTER-IP"), "{rules}");
     let again = mode.plan(node, &both)?;
+    ensure!(again.is_empty(), "{again}");
+    mode.clean_up(node)
+}
+
+pub(super) fn without_some_matches(node: &mut Node) -> Result<()> {
+    let directory: PathBuf = node.world().directory().join("fewer-matches");
+    let stand_in = |_, name: &str| name.ends_with("restore").then_some(without_matches as StandIn);
+    let settings = IpvsSettings { launcher: launcher(&directory, stand_in)?, ..IpvsSettings::default() };
+    let mut mode = node.mode(settings)?;
+    let all = every_kind();
+    ensure!(mode.try_sync(node, &all)?.is_err(), "iptables-restore refuses the first rules");
+    // From then on, only load-balancer IPs whose source ranges do not contain the node are left out.
+    match mode.try_sync(node, &all)? {
+        Err(error @ IpvsError::LeftOut { count: 2, .. }) => {
+            ensure!(error.to_string().contains("default/guarded"), "{error}");
+        }
+        other => bail!("{other:?}"),
+    }
+    let rules = node.run("iptables-save -t nat")?;
+    ensure!(rules.contains("--match-set KUBE-EXTERNAL-IP dst,dst") && !rules.contains("physdev"), "{rules}");
+    let servers = servers(node)?;
+    let is_there = |address: &str| servers.iter().any(|server| server == address);
+    ensure!(is_there("TCP 198.51.100.11:80") && !is_there("TCP 198.51.100.12:80"), "{servers:?}");
+    ensure!(is_there("TCP 198.51.100.2:80") && is_there("TCP 10.96.0.2:80"), "{servers:?}");
+    let again = mode.plan(node, &all)?;
     ensure!(again.is_empty(), "{again}");
     mode.clean_up(node)
 }

@@ -13,11 +13,12 @@ use std::{
 
 use self::servers::ServerChanges;
 use super::{
-    desired::{DesiredObjects, Item},
+    desired::{DesiredObjects, Item, KernelObject},
     error::IpvsError,
     failures::ApplyFailures,
     node::Node,
     rejections::Rejections,
+    rule_features::RuleFeature,
     rules::{self, Needs},
     sets::{Entry, Set, SetEntry},
     state::{ServerUsers, State},
@@ -29,7 +30,7 @@ use crate::{
         iptables_text::{self, Layout},
     },
     kernel::ipvs::{Timeouts, VirtualKey},
-    model::{Dirty, IpFamily, ServicePortKey, Snapshot},
+    model::{Dirty, IpFamily, ResolvedPort, ServicePortKey, Snapshot},
 };
 
 /// The kernel changes in the order in which they must be made, and how [`State`] changes besides.
@@ -86,6 +87,7 @@ impl Plan {
             return failures.record(state, &self.ports);
         }
         state.rejections.retain(&self.rejections);
+        state.rejections.add_planned(self.rejections);
         let recorded = failures.record(state, &self.ports);
         for (key, desired) in self.ports {
             match desired {
@@ -152,6 +154,9 @@ impl Planner<'_> {
     fn add_port(&mut self, key: &ServicePortKey) {
         let is_served = self.state.options.families.contains(&key.family);
         let port = self.snapshot.ports.get(key).filter(|_| is_served);
+        if let Some(port) = port {
+            self.leave_out_refused(key, port);
+        }
         let is_rejected = |object| self.plan.rejections.contains(key, object);
         let new = port.map(|port| DesiredObjects::new(key, port, &self.plan.node, &is_rejected));
         let old = self.state.ports.get(key);
@@ -175,6 +180,18 @@ impl Planner<'_> {
             }
         }
         self.plan.ports.push((key.clone(), new));
+    }
+
+    /// Leaves out the load-balancer IPs of a service port whose access cannot be restricted, because
+    /// iptables refuses the rule.
+    fn leave_out_refused(&mut self, key: &ServicePortKey, port: &ResolvedPort) {
+        let feature = (key.family, RuleFeature::IpvsMatch);
+        let Some(error) = self.state.options.refused.get(&feature) else { return };
+        for item in DesiredObjects::new(key, port, &self.plan.node, &|_| false).items {
+            if matches!(item, Item::NodeDenied(..)) {
+                self.plan.rejections.add(key.clone(), KernelObject::Item(item), error.clone());
+            }
+        }
     }
 
     /// Returns the number of service ports that need an item after the plan.

@@ -13,6 +13,7 @@ use super::{
     desired::Item,
     node::PlanOptions,
     plan::plan,
+    rule_features::RefusedFeatures,
     sets::{Entry, Set, SetEntry},
     state::{ItemState, State},
     step::{SetChange, Step},
@@ -29,6 +30,7 @@ fn options() -> PlanOptions {
         families: IpFamily::ALL.to_vec(),
         settings: IpvsSettings { exclude_cidrs, ..IpvsSettings::default() },
         random_fully: IpFamily::ALL.into(),
+        refused: RefusedFeatures::new(),
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
             desired::{Item, KernelObject},
             failures::ApplyFailures,
             plan::Plan,
+            rule_features::RuleFeature,
             sets::{Entry, Set, SetEntry},
             state::State,
             step::{SetChange, Step},
@@ -289,4 +290,51 @@ fn if_rules_of_one_family_fail_everything_else_is_planned() {
     assert!(kernel.is_safe());
     // The next plan is a partial one.
     assert!(plan(&kernel.state, &snapshot, &Dirty::default()).is_empty());
+}
+
+/// Returns the text of the rules that a plan writes.
+fn rules(plan: &Plan) -> String {
+    plan.rules().into_iter().map(|(_, input)| input).collect()
+}
+
+#[test]
+fn without_the_ipvs_match_only_the_addresses_that_need_it_are_left_out() {
+    let snapshot = super::golden::snapshot();
+    let mut kernel = Kernel::new(None);
+    kernel.state.options.refused.insert((IpFamily::V4, RuleFeature::IpvsMatch), "no such match".into());
+    let first = plan(&kernel.state, &snapshot, &Dirty::everything());
+    let rules = rules(&first);
+    assert!(rules.contains("KUBE-CLUSTER-IP") && !rules.contains("-m ipvs"), "{rules}");
+    let error = kernel.apply(first).expect_err("a service port is left out").to_string();
+    assert!(error.contains("default/balanced") && error.contains("no such match"), "{error}");
+    let whole = programmed(&snapshot);
+    let missing: Vec<_> =
+        whole.servers.keys().filter(|key| !kernel.state.servers.contains_key(key)).collect();
+    assert!(matches!(missing[..], [key] if key.address.to_string() == "198.51.100.14:80"), "{missing:?}");
+    // Later plans have nothing to do, and still report it.
+    for dirty in [
+        Dirty::everything(),
+        Dirty { ports: [testing::key("default/balanced", "")].into(), ..Dirty::default() },
+    ] {
+        assert_eq!(plan(&kernel.state, &snapshot, &dirty).len(), 0);
+        assert!(matches!(kernel.sync(&snapshot, &dirty), Err(IpvsError::LeftOut { count: 1, .. })));
+    }
+    // Without source ranges, the address needs no such rule.
+    let mut open = snapshot.clone();
+    let port = open.ports.get_mut(&testing::key("default/balanced", "")).expect("a service port");
+    std::sync::Arc::make_mut(port).source_ranges.clear();
+    kernel.sync(&open, &Dirty::everything()).expect("nothing is left out");
+}
+
+#[test]
+fn without_the_physdev_match_everything_is_served() {
+    let snapshot = super::golden::snapshot();
+    let mut kernel = Kernel::new(None);
+    kernel.state.options.refused.insert((IpFamily::V4, RuleFeature::PhysdevMatch), "no such match".into());
+    let first = plan(&kernel.state, &snapshot, &Dirty::everything());
+    let rules = rules(&first);
+    assert!(rules.contains("KUBE-EXTERNAL-IP dst,dst -m addrtype --dst-type LOCAL -j ACCEPT"), "{rules}");
+    assert!(!rules.contains("physdev"), "{rules}");
+    kernel.apply(first).expect("nothing is left out");
+    assert_eq!(kernel.state.servers, programmed(&snapshot).servers);
 }
