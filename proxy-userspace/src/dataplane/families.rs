@@ -46,6 +46,13 @@ pub(super) fn first_error<E: From<FamilyError<E>>>(errors: Vec<(Option<IpFamily>
     })
 }
 
+/// Returns the family of all items; `None` if there are items of both families, or none.
+pub(super) fn only_family(families: impl IntoIterator<Item = IpFamily>) -> Option<IpFamily> {
+    let mut families = families.into_iter();
+    let first = families.next()?;
+    families.all(|family| family == first).then_some(first)
+}
+
 /// Returns the label of a family in kube-proxy's metrics.
 pub(super) const fn label(family: IpFamily) -> (&'static str, &'static str) {
     ("ip_family", family.name())
@@ -97,6 +104,14 @@ mod tests {
         assert_eq!(message(&[(v4, "one"), (v6, "two")]).as_deref(), Some("one"));
         assert_eq!(message(&[(v4, "one"), (None, "two")]).as_deref(), Some("one"));
         assert_eq!(message(&[(None, "one")]).as_deref(), Some("one"));
+    }
+
+    #[test]
+    fn only_items_of_one_family_have_a_family() {
+        use IpFamily::{V4, V6};
+        assert_eq!(only_family([]), None);
+        assert_eq!(only_family([V6, V6]), Some(V6));
+        assert_eq!(only_family([V6, V4, V6]), None);
     }
 
     #[test]

@@ -18,7 +18,10 @@ use super::{
     sysctls,
 };
 use crate::{
-    dataplane::iptables_text::{self, Layout, TableInput},
+    dataplane::{
+        families,
+        iptables_text::{self, Layout, TableInput},
+    },
     kernel::{
         KernelError,
         ipvs::{Change, RealServer, VirtualKey},
@@ -52,9 +55,7 @@ impl Applying<'_> {
             Step::Servers(changes) => return self.change_servers(changes),
             Step::Drain(reals) => return self.drain(reals),
             Step::AddAddresses(addresses) => return self.add_addresses(addresses),
-            Step::DeleteAddresses(addresses) => {
-                addresses.iter().try_for_each(|address| self.ipvs.link.delete(*address))?;
-            }
+            Step::DeleteAddresses(addresses) => return self.delete_addresses(addresses),
         }
         self.state.record(step);
         Ok(())
@@ -113,19 +114,28 @@ impl Applying<'_> {
     }
 
     fn add_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), IpvsError> {
-        let mut first = None;
+        let mut failed = Vec::new();
         for address in addresses {
             match self.ipvs.link.add(*address) {
-                Ok(()) => {
-                    self.state.addresses.insert(*address);
-                }
+                Ok(()) => drop(self.state.addresses.insert(*address)),
                 Err(error) if is_rejection(&error) => {
                     self.failures.add(KernelObject::Item(Item::address(*address)), error);
                 }
-                Err(error) => drop(first.get_or_insert(error)),
+                Err(error) => failed.push((*address, error)),
             }
         }
-        first.map_or(Ok(()), |error| Err(error.into()))
+        failed_addresses(failed)
+    }
+
+    fn delete_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), IpvsError> {
+        let mut failed = Vec::new();
+        for address in addresses {
+            match self.ipvs.link.delete(*address) {
+                Ok(()) => drop(self.state.addresses.remove(address)),
+                Err(error) => failed.push((*address, error)),
+            }
+        }
+        failed_addresses(failed)
     }
 
     fn change_servers(&mut self, changes: &[Change]) -> Result<(), IpvsError> {
@@ -133,7 +143,7 @@ impl Applying<'_> {
         let made =
             made.inspect_err(|_| changes.iter().for_each(|change| self.failures.server_failed(change)));
         let mut failed = made?.into_iter().peekable();
-        let (mut first, mut count) = (None, 0);
+        let mut failures = Vec::new();
         for (index, change) in changes.iter().enumerate() {
             let Some((_, source)) = failed.next_if(|(failed, _)| *failed == index) else {
                 self.state.record_server(change.clone());
@@ -150,12 +160,15 @@ impl Applying<'_> {
                 }
                 _ => {
                     self.failures.server_failed(change);
-                    first.get_or_insert(source);
-                    count += 1;
+                    failures.push((change.server().address.ip(), source));
                 }
             }
         }
-        first.map_or(Ok(()), |source| Err(IpvsError::Servers { count, all: changes.len(), source }))
+        let (family, count) = (family_of(&failures), failures.len());
+        let first = failures.into_iter().next();
+        first.map_or(Ok(()), |(_, source)| {
+            Err(IpvsError::Servers { count, all: changes.len(), family, source })
+        })
     }
 
     /// Drains real servers: sets their weight to 0 and then removes those without connections. In
@@ -178,11 +191,29 @@ impl Applying<'_> {
     }
 }
 
+/// Returns the only family of failed changes that concern these addresses.
+fn family_of(failures: &[(IpAddr, KernelError)]) -> Option<IpFamily> {
+    families::only_family(failures.iter().map(|(address, _)| IpFamily::of(*address)))
+}
+
+fn failed_addresses(failures: Vec<(IpAddr, KernelError)>) -> Result<(), IpvsError> {
+    let family = family_of(&failures);
+    let first = failures.into_iter().next();
+    first.map_or(Ok(()), |(_, source)| Err(IpvsError::Addresses { family, source }))
+}
+
 /// Returns true if IPVS, or rtnetlink for an address, will never accept the object. Other errors
-/// are temporary, or the kernel holds something else than shunt knows.
+/// are temporary, or the kernel holds something else than shunt knows. A link on which IPv6 is
+/// disabled accepts no address of it (EACCES).
 fn is_rejection(error: &KernelError) -> bool {
-    const PERMANENT: [i32; 5] =
-        [libc::EINVAL, libc::EAFNOSUPPORT, libc::EPROTONOSUPPORT, libc::EOPNOTSUPP, libc::EADDRNOTAVAIL];
+    const PERMANENT: [i32; 6] = [
+        libc::EINVAL,
+        libc::EAFNOSUPPORT,
+        libc::EPROTONOSUPPORT,
+        libc::EOPNOTSUPP,
+        libc::EADDRNOTAVAIL,
+        libc::EACCES,
+    ];
     matches!(error, KernelError::Call { source, .. }
         if source.raw_os_error().is_some_and(|number| PERMANENT.contains(&number)))
 }
@@ -199,4 +230,30 @@ fn rejected_entry(changes: &[SetChange], error: &KernelError) -> Option<(usize, 
     let is_about_entry =
         !["does not exist", "Kernel error received"].iter().any(|other| message.contains(other));
     is_about_entry.then_some((at, entry))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(number: i32) -> KernelError {
+        KernelError::call("add", "it")(io::Error::from_raw_os_error(number))
+    }
+
+    #[test]
+    fn an_address_of_a_disabled_family_is_rejected() {
+        assert!(is_rejection(&error(libc::EACCES)));
+        assert!(!is_rejection(&error(libc::ENOBUFS)));
+    }
+
+    #[test]
+    fn failures_of_addresses_of_one_family_are_of_this_family() {
+        let failed = |addresses: &[&str]| {
+            let failures = addresses.iter().map(|text| (text.parse().unwrap(), error(libc::ENOBUFS)));
+            failed_addresses(failures.collect()).map_err(|error| error.family())
+        };
+        assert_eq!(failed(&[]), Ok(()));
+        assert_eq!(failed(&["fd96::1", "fd96::2"]), Err(Some(IpFamily::V6)));
+        assert_eq!(failed(&["fd96::1", "10.96.0.1"]), Err(None));
+    }
 }

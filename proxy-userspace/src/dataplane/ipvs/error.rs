@@ -67,6 +67,16 @@ pub enum IpvsError {
         count: usize,
         /// The number of all changes.
         all: usize,
+        /// The family of those that failed, if it is one.
+        family: Option<IpFamily>,
+        /// The first error.
+        source: KernelError,
+    },
+    /// Some addresses of the dummy link could not be added or deleted. All others were.
+    #[error("cannot change addresses of the dummy link; the first: {source}")]
+    Addresses {
+        /// The family of these addresses, if it is one.
+        family: Option<IpFamily>,
         /// The first error.
         source: KernelError,
     },
@@ -78,4 +88,15 @@ pub enum IpvsError {
         /// The command's error.
         source: KernelError,
     },
+}
+
+impl IpvsError {
+    /// Returns the family of everything that failed, if it is one.
+    pub(super) const fn family(&self) -> Option<IpFamily> {
+        match self {
+            Self::Rules { family, .. } => Some(*family),
+            Self::Servers { family, .. } | Self::Addresses { family, .. } => *family,
+            _ => None,
+        }
+    }
 }

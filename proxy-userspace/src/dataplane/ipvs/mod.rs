@@ -127,7 +127,11 @@ impl Ipvs {
                 "cannot remove the table of an interrupted handover: it may drop packets of connections"
             );
         }
-        let commands = iptables::find_commands(&settings.launcher)?;
+        let mut commands = iptables::find_commands(&settings.launcher)?;
+        if requirements::is_ipv6_disabled()? && commands.remove(&IpFamily::V6).is_some() {
+            let why = "net.ipv6.conf.*.disable_ipv6 keeps the dummy link from having addresses of it";
+            tracing::warn!(family = %IpFamily::V6, why, "Services of this IP family are not served");
+        }
         let families = commands.keys().copied().collect();
         Ok(Self {
             socket: Socket::open()?,
@@ -274,8 +278,7 @@ impl Dataplane for Ipvs {
         let mut applying = Applying { ipvs: self, state, failures: ApplyFailures::default() };
         for step in std::mem::take(&mut plan.steps) {
             let Err(error) = applying.apply(step) else { continue };
-            let family = if let IpvsError::Rules { family, .. } = &error { Some(*family) } else { None };
-            errors.push((family, error));
+            errors.push((error.family(), error));
             is_stopped = applying.ipvs.options.settings.launcher.is_shutting_down();
             if is_stopped {
                 break;

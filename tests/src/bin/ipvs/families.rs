@@ -137,3 +137,24 @@ pub(super) fn without_some_matches(node: &mut Node) -> Result<()> {
     ensure!(again.is_empty(), "{again}");
     mode.clean_up(node)
 }
+
+pub(super) fn ipv6_is_disabled(node: &mut Node) -> Result<()> {
+    let v6 = || service("web6", "fd96::1".parse().expect("an address"), Protocol::Tcp, &[]);
+    let v4 = |number| service(&format!("s{number}"), cluster_ip(number), Protocol::Tcp, &endpoints(&[1]));
+    let mut mode = node.mode(IpvsSettings::default())?;
+    mode.sync(node, &of_ports([v4(0), v6()]))?;
+    // If it is disabled later, the link rejects the addresses.
+    node.run("sysctl -q net.ipv6.conf.kube-ipvs0.disable_ipv6=1")?;
+    match mode.try_sync(node, &of_ports([v4(0), v4(1), v6()]))? {
+        Err(IpvsError::LeftOut { count: 1, .. }) => {}
+        other => bail!("{other:?}"),
+    }
+    ensure!(servers(node)?.contains(&"TCP 10.96.0.2:80".to_owned()), "{:?}", servers(node)?);
+    mode.clean_up(node)?;
+    // If it is disabled before the start, IPv6 is not served.
+    node.run("sysctl -q net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1")?;
+    let mut mode = node.mode(IpvsSettings::default())?;
+    mode.sync(node, &of_ports([v4(0), v6()]))?;
+    ensure!(servers(node)? == ["TCP 10.96.0.1:80"], "{:?}", servers(node)?);
+    mode.clean_up(node)
+}

@@ -78,6 +78,7 @@ const CHECKS: &[Check] = &[
     ("a rejected object of one Service does not affect other Services", rejected::one_of_many),
     ("connections and bytes are counted, and the first Services individually", counters::of_services),
     ("a family whose iptables fails does not affect the other", families::fail_separately),
+    ("without IPv6 on the dummy link IPv4 is served", families::ipv6_is_disabled),
     ("without a match of iptables only what needs it is left out", families::without_some_matches),
     ("a full set leaves out entries until it has room", rejected::full_set),
     ("cleanup removes all objects of shunt and none of others", cleanup_keeps_foreign_objects),
