@@ -15,7 +15,7 @@ pub const DUMMY_LINK: &str = "kube-ipvs0";
 pub struct IpvsSettings {
     /// The name of the scheduler of all virtual servers, such as `rr`.
     pub scheduler: Arc<str>,
-    /// Virtual servers and addresses in these ranges stay, even if no Service has them.
+    /// Virtual servers in these ranges stay, even if no Service has them.
     pub exclude_cidrs: Vec<IpNet>,
     /// The node does not answer ARP requests for addresses of Services.
     pub strict_arp: bool,

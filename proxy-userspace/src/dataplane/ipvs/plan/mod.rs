@@ -249,9 +249,9 @@ impl Planner<'_> {
 
     fn items(&self) -> ItemChanges {
         let state = self.state;
-        let is_unneeded = |address: &&IpAddr| {
-            self.users(&Item::address(**address)) == 0 && !state.options.settings.excludes(**address)
-        };
+        // The node's own ports would answer at an address that no Service has, so it is deleted in
+        // excluded ranges too.
+        let is_unneeded = |address: &&IpAddr| self.users(&Item::address(**address)) == 0;
         let mut changes = ItemChanges::default();
         let mut items: BTreeSet<&Item> = self.changes.keys().collect();
         if self.plan.is_full {

@@ -30,7 +30,8 @@ pub(super) struct ServerChanges {
 
 impl ServerChanges {
     /// Returns the changes of the virtual servers whose users a plan changes. A full plan also
-    /// removes virtual servers that no service port needs.
+    /// removes virtual servers that no service port needs. In excluded ranges, no plan removes one
+    /// (`cleanLegacyService` of `pkg/proxy/ipvs/proxier.go`).
     pub(super) fn new(state: &State, snapshot: &Snapshot, plan: &Plan) -> Self {
         let mut changes = Self::default();
         let settings = &state.options.settings;
@@ -47,8 +48,10 @@ impl ServerChanges {
             });
             match (held, wanted) {
                 (held, Some((server, endpoints))) => changes.update(*key, held, server, &endpoints),
-                (Some(_), None) => changes.removed.push(Change::RemoveServer(*key)),
-                (None, None) => {}
+                (Some(_), None) if !settings.excludes(key.address.ip()) => {
+                    changes.removed.push(Change::RemoveServer(*key));
+                }
+                (_, None) => {}
             }
         }
         if plan.is_full {

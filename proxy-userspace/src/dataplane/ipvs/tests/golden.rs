@@ -38,6 +38,11 @@ fn snapshot_of(services: Vec<Service>) -> Snapshot {
     world.model(&settings(), &facts).snapshot().clone()
 }
 
+/// Returns a Snapshot with one Service that has this cluster IP.
+pub(super) fn one_service(cluster_ip: &str) -> Snapshot {
+    snapshot_of(vec![service("default/web", cluster_ip)])
+}
+
 /// Returns a Snapshot with every kind of Service.
 pub(super) fn snapshot() -> Snapshot {
     let named = |name: &str, ip: &str| service(&format!("default/{name}"), ip);

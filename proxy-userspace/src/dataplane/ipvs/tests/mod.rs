@@ -4,15 +4,13 @@
 mod golden;
 mod rejected;
 
-use std::collections::BTreeSet;
-
 use proptest::prelude::*;
 
 use super::{
     IpvsSettings,
     desired::Item,
-    node::PlanOptions,
-    plan::plan,
+    node::{Node, PlanOptions},
+    plan::{Plan, plan},
     rule_features::RefusedFeatures,
     sets::{Entry, Set, SetEntry},
     state::{ItemState, State},
@@ -191,6 +189,15 @@ proptest! {
     }
 }
 
+/// Returns the changes of virtual and real servers that a plan makes.
+fn server_changes(plan: &Plan) -> Vec<String> {
+    let changes = plan.steps.iter().filter_map(|step| match step {
+        Step::Servers(changes) => Some(changes.iter().map(ToString::to_string)),
+        _ => None,
+    });
+    changes.flatten().collect()
+}
+
 #[test]
 fn foreign_virtual_servers_stay_only_in_excluded_ranges() {
     let mut state = programmed(&Snapshot::default());
@@ -202,13 +209,26 @@ fn foreign_virtual_servers_stay_only_in_excluded_ranges() {
         state.servers.insert(key, server.clone());
     }
     let cleared = plan(&state, &Snapshot::default(), &Dirty::everything());
-    let removed: BTreeSet<String> = cleared
-        .steps
-        .iter()
-        .flat_map(|step| match step {
-            Step::Servers(changes) => changes.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            other => panic!("{other:?}"),
-        })
-        .collect();
-    assert_eq!(removed, BTreeSet::from(["remove the virtual server TCP 192.0.2.7:80".to_owned()]));
+    assert_eq!(server_changes(&cleared), ["remove the virtual server TCP 192.0.2.7:80"]);
+    assert_eq!(cleared.len(), 1, "{cleared:?}");
+}
+
+#[test]
+fn a_deleted_service_in_an_excluded_range_keeps_its_virtual_server_but_no_address() {
+    let address = testing::ip("203.0.113.10");
+    let (before, after) = (golden::one_service("203.0.113.10"), Snapshot::default());
+    let state = programmed(&before);
+    assert!(state.addresses.contains(&address));
+    let deleted = Dirty { ports: before.ports.keys().cloned().collect(), ..Dirty::default() };
+    let mut started_again = restarted(&state, true);
+    started_again.node = Some(Node::new(&after));
+    for (mut state, dirty) in
+        [(state.clone(), deleted), (state, Dirty::everything()), (started_again, Dirty::everything())]
+    {
+        let change = plan(&state, &after, &dirty);
+        assert_eq!(server_changes(&change), Vec::<String>::new());
+        change.record(&mut state);
+        assert!(state.addresses.is_empty() && is_safe(&state), "{:?}", state.addresses);
+        assert_eq!(state.servers.len(), 1);
+    }
 }
