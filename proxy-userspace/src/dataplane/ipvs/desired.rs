@@ -36,6 +36,12 @@ impl Item {
         let family = IpFamily::of(address);
         Self::Entry(SetEntry { family, set: Set::Addresses, entry: Entry::Address(address) })
     }
+
+    /// Returns the family of the item.
+    pub(super) const fn family(&self) -> IpFamily {
+        let (Self::Entry(SetEntry { family, .. }) | Self::NodeDenied(family, _)) = self;
+        *family
+    }
 }
 
 impl fmt::Display for Item {

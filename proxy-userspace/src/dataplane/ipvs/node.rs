@@ -25,6 +25,13 @@ pub(super) struct PlanOptions {
     pub(super) refused: RefusedFeatures,
 }
 
+impl PlanOptions {
+    /// Returns true if shunt serves the family of this address.
+    pub(super) fn serves(&self, address: IpAddr) -> bool {
+        self.families.contains(&IpFamily::of(address))
+    }
+}
+
 /// The facts of the node that plans use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {

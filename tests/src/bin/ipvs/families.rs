@@ -145,9 +145,12 @@ pub(super) fn ipv6_is_disabled(node: &mut Node) -> Result<()> {
     mode.sync(node, &of_ports([v4(0), v6()]))?;
     // If it is disabled later, the link rejects the addresses.
     node.run("sysctl -q net.ipv6.conf.kube-ipvs0.disable_ipv6=1")?;
-    match mode.try_sync(node, &of_ports([v4(0), v4(1), v6()]))? {
-        Err(IpvsError::LeftOut { count: 1, .. }) => {}
-        other => bail!("{other:?}"),
+    // The second sync removes the virtual server of the address.
+    for _ in 0..2 {
+        match mode.try_sync(node, &of_ports([v4(0), v4(1), v6()]))? {
+            Err(IpvsError::LeftOut { count: 1, .. }) => {}
+            other => bail!("{other:?}"),
+        }
     }
     ensure!(servers(node)?.contains(&"TCP 10.96.0.2:80".to_owned()), "{:?}", servers(node)?);
     mode.clean_up(node)?;

@@ -255,8 +255,9 @@ impl Planner<'_> {
         let mut changes = ItemChanges::default();
         let mut items: BTreeSet<&Item> = self.changes.keys().collect();
         if self.plan.is_full {
-            items.extend(state.items.keys());
-            changes.old_addresses.extend(state.addresses.iter().filter(is_unneeded));
+            items.extend(state.items.keys().filter(|item| state.options.families.contains(&item.family())));
+            let served = state.addresses.iter().filter(|address| state.options.serves(**address));
+            changes.old_addresses.extend(served.filter(is_unneeded));
         }
         for item in items {
             let Item::Entry(entry) = *item else { continue };
@@ -286,13 +287,13 @@ impl Planner<'_> {
             .map(|family| (*family, self.state.needs.get(family).cloned().unwrap_or_default()))
             .collect();
         for item in self.changes.keys() {
-            let (Item::Entry(SetEntry { family, .. }) | Item::NodeDenied(family, _)) = item;
-            let Some(needs) = needs.get_mut(family) else { continue };
+            let family = item.family();
+            let Some(needs) = needs.get_mut(&family) else { continue };
             let is_needed = self.users(item) > 0;
             match item {
                 Item::Entry(SetEntry { set, .. }) if is_needed => drop(needs.filled.insert(*set)),
                 Item::Entry(SetEntry { set, .. }) => {
-                    if needs.filled.contains(set) && !self.has_needed_entry(*family, *set) {
+                    if needs.filled.contains(set) && !self.has_needed_entry(family, *set) {
                         needs.filled.remove(set);
                     }
                 }

@@ -30,7 +30,7 @@ pub(super) struct ServerChanges {
 
 impl ServerChanges {
     /// Returns the changes of the virtual servers whose users a plan changes. A full plan also
-    /// removes virtual servers that no service port needs. In excluded ranges, no plan removes one
+    /// removes virtual servers that no service port needs, of families that shunt serves. In excluded ranges, no plan removes one
     /// (`cleanLegacyService` of `pkg/proxy/ipvs/proxier.go`).
     pub(super) fn new(state: &State, snapshot: &Snapshot, plan: &Plan) -> Self {
         let mut changes = Self::default();
@@ -56,7 +56,8 @@ impl ServerChanges {
         }
         if plan.is_full {
             let others = state.servers.keys().filter(|key| !plan.server_users.contains_key(key));
-            let unneeded = others.filter(|key| !settings.excludes(key.address.ip()));
+            let unneeded = others
+                .filter(|key| state.options.serves(key.address.ip()) && !settings.excludes(key.address.ip()));
             changes.removed.extend(unneeded.map(|key| Change::RemoveServer(*key)));
         }
         changes

@@ -232,3 +232,13 @@ fn a_deleted_service_in_an_excluded_range_keeps_its_virtual_server_but_no_addres
         assert_eq!(state.servers.len(), 1);
     }
 }
+
+#[test]
+fn objects_of_a_family_that_is_not_served_stay() {
+    let mut state = restarted(&programmed(&golden::one_service("fd96::10")), true);
+    assert!(!state.servers.is_empty() && !state.addresses.is_empty());
+    state.options.families = vec![IpFamily::V4];
+    state.rules.remove(&IpFamily::V6);
+    let change = plan(&state, &Snapshot::default(), &Dirty::everything());
+    assert!(change.is_empty(), "{change:#?}");
+}
