@@ -171,7 +171,9 @@ impl Builder<'_> {
             return;
         };
         self.add_server(SocketAddr::new(address, port), ServerReason::Address(frontend.kind));
-        if !self.node.local_addresses.contains(&address) {
+        // As upstream, only a cluster IP may be on another link too: NodeLocal DNSCache puts one there.
+        let is_cluster_ip = frontend.kind == FrontendKind::ClusterIp;
+        if is_cluster_ip || !self.node.local_addresses.contains(&address) {
             self.add_entry(Set::Addresses, Entry::Address(address));
         }
         let to = Destination { address, protocol: self.protocol(), port };

@@ -40,7 +40,7 @@ pub(super) struct Node {
     /// (`crosses_local_route_boundary` of `net/netfilter/ipvs/ip_vs_xmit.c`). As upstream, addresses
     /// that are local by route are not either.
     pub(super) served_on: Vec<IpAddr>,
-    /// Addresses on links other than the dummy link, which the dummy link must not have too.
+    /// Addresses on links other than the dummy link. Of these, the dummy link has only cluster IPs.
     pub(super) local_addresses: BTreeSet<IpAddr>,
     /// The node's own address of each family.
     pub(super) primary: BTreeMap<IpFamily, IpAddr>,

@@ -29,13 +29,20 @@ fn ingress(address: &str) -> Vec<LoadBalancerIngress> {
     vec![LoadBalancerIngress { ip: testing::ip(address), ip_mode: LoadBalancerIpMode::Vip }]
 }
 
+const LINKS: [(&str, &str); 3] =
+    [("lo", "127.0.0.1/8"), ("eth0", "192.168.57.11/24"), ("cbr0", "10.244.1.1/24")];
+
 fn snapshot_of(services: Vec<Service>) -> Snapshot {
+    snapshot_on(&LINKS, services)
+}
+
+/// Returns the Snapshot of a node with these links.
+fn snapshot_on(links: &[(&str, &str)], services: Vec<Service>) -> Snapshot {
     let mut world = World::default();
     for service in services {
         add(&mut world, service);
     }
-    let facts = facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.168.57.11/24"), ("cbr0", "10.244.1.1/24")]);
-    world.model(&settings(), &facts).snapshot().clone()
+    world.model(&settings(), &facts(links)).snapshot().clone()
 }
 
 /// Returns a Snapshot with one Service that has this cluster IP.
@@ -180,4 +187,15 @@ fn a_new_service_gets_its_addresses_last() {
         })
         .collect();
     assert_eq!(kinds, ["sets", "servers", "addresses"]);
+}
+
+#[test]
+fn a_cluster_ip_of_another_link_is_filtered_and_an_external_ip_of_one_is_not() {
+    let mut dns = service("kube-system/dns", "10.96.0.10");
+    dns.external_ips = ips(&["192.168.57.11"]);
+    let links = [&LINKS[..], &[("nodelocaldns", "10.96.0.10/32")]].concat();
+    let state = programmed(&snapshot_on(&links, vec![dns]));
+    let held: Vec<_> = state.addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(held, ["10.96.0.10"]);
+    assert!(super::is_safe(&state));
 }
