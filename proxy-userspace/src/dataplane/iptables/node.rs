@@ -47,16 +47,15 @@ pub(super) struct Node {
 impl Node {
     /// The node of a Snapshot, for a family.
     ///
-    /// Upstream decides by the configuration (`MatchAll`) whether node ports are served on all
-    /// addresses, this by the addresses that it resolves to. The result is the same: if all
-    /// addresses are served, each new address comes with a new Snapshot. Loopback is served only in
-    /// IPv4, and only if the option is set.
+    /// As upstream (`MatchAll`), the configuration decides whether node ports are served on all
+    /// addresses, also on those that are local by route. Ranges that happen to contain the addresses
+    /// of all links do not. Loopback is served only in IPv4, and only if the option is set.
     pub(super) fn of(snapshot: &Snapshot, family: IpFamily, options: RuleOptions) -> Self {
         let node = &snapshot.node;
         let of_family = |address: &IpAddr| IpFamily::of(*address) == family;
         let serves_loopback = family == IpFamily::V4 && options.localhost_node_ports;
         let mut served: Vec<IpAddr> = node.node_port_addresses_of_links().filter(of_family).collect();
-        let is_all = served.len() == node.local_addresses.iter().copied().filter(of_family).count();
+        let is_all = node.every_node_port_address.contains(&family);
         served.retain(|address| serves_loopback || !address.is_loopback());
         Self {
             local: LocalMatch::of(&node.local_detector, family),

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::{
     fixed_chains::MODE,
-    node::RuleOptions,
+    node::{Node, RuleOptions},
     plan::{Plan, plan},
     state::{FamilyState, State},
 };
@@ -17,7 +17,7 @@ use crate::{
         iptables_text::{Chain, ChainRules, KUBELET_FIREWALL, ROUTES_LOCALNET, Table},
     },
     kernel::iptables::Backend,
-    model::{Dirty, Snapshot, testing},
+    model::{Dirty, IpFamily, ModelSettings, NodePortAddresses, Snapshot, testing},
 };
 
 fn options() -> impl Strategy<Value = RuleOptions> {
@@ -167,6 +167,22 @@ proptest! {
             prop_assert_eq!(current.endpoints, 0);
         }
     }
+}
+
+#[test]
+fn only_ranges_of_every_address_serve_node_ports_on_local_routes() {
+    let facts = testing::facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.168.57.11/24")]);
+    let served_on = |ranges: &[&str]| {
+        let settings = ModelSettings {
+            node_port_addresses: NodePortAddresses::Cidrs(testing::cidrs(ranges)),
+            ..testing::settings()
+        };
+        let model = testing::World::default().model(&settings, &facts);
+        Node::of(model.snapshot(), IpFamily::V4, OPTIONS).served_on
+    };
+    assert_eq!(served_on(&["0.0.0.0/0"]), None);
+    let on_links = testing::ips(&["127.0.0.1", "192.168.57.11"]);
+    assert_eq!(served_on(&["127.0.0.0/8", "192.168.0.0/16"]), Some(on_links));
 }
 
 /// Returns a Snapshot of one Service with this number of endpoints.
