@@ -29,6 +29,12 @@ pub enum IpvsError {
         /// The kernel's error.
         source: KernelError,
     },
+    /// The IPVS of the kernel does not work with conntrack.
+    #[error(
+        "IPVS of this kernel does not use conntrack, without which rules cannot masquerade its connections: the sysctl \
+         net.ipv4.vs.conntrack does not exist (CONFIG_IP_VS_NFCT): use another kernel, or choose another mode"
+    )]
+    NoConntrack,
     /// The kernel has no dummy links.
     #[error(
         "this kernel has no dummy links, which hold the addresses of Services (CONFIG_DUMMY): load them on the node with \

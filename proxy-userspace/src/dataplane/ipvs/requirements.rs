@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use super::{
     error::IpvsError,
     settings::{DUMMY_LINK, IpvsSettings},
+    sysctls,
 };
 use crate::{
     kernel::{
@@ -44,6 +45,7 @@ pub(super) fn is_ipv6_disabled() -> Result<bool, KernelError> {
 
 fn check_namespace(settings: &IpvsSettings) -> Result<(), IpvsError> {
     let mut ipvs = Ipvs::open().map_err(IpvsError::NoIpvs)?;
+    sysctls::check(Sysctl::read)?;
     let address = SocketAddr::from(TEST_ADDRESS);
     let key = VirtualKey { protocol: Protocol::Tcp, address };
     let server = VirtualServer::new(settings.scheduler.clone(), address.ip());

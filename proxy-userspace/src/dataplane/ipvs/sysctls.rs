@@ -2,8 +2,12 @@
 
 use nix::sys::utsname::uname;
 
-use super::settings::IpvsSettings;
+use super::{error::IpvsError, settings::IpvsSettings};
 use crate::kernel::{KernelError, ipvs, probe, sysctl::Sysctl};
+
+const CONNTRACK: Sysctl = Sysctl("ipv4/vs/conntrack");
+const EXPIRE_NODEST: Sysctl = Sysctl("ipv4/vs/expire_nodest_conn");
+const EXPIRE_QUIESCENT: Sysctl = Sysctl("ipv4/vs/expire_quiescent_template");
 
 /// The first kernel in which a reused client port reaches a real server without delay even if
 /// `conn_reuse_mode` is 1 (<https://github.com/kubernetes/kubernetes/issues/93297>).
@@ -41,14 +45,34 @@ pub(super) fn write(setting: Sysctl, value: i64) -> Result<(), KernelError> {
     setting.write(value)
 }
 
+/// Fails, as upstream, if the kernel does not have the sysctl that the mode needs, and logs the
+/// consequence if it does not have another one. `read` returns the value of a sysctl.
+pub(super) fn check(read: impl Fn(Sysctl) -> Result<Option<i64>, KernelError>) -> Result<(), IpvsError> {
+    if read(CONNTRACK)?.is_none() {
+        return Err(IpvsError::NoConntrack);
+    }
+    for (setting, consequence) in [
+        (
+            EXPIRE_NODEST,
+            "packets of connections to removed endpoints are dropped until the connections time out",
+        ),
+        (EXPIRE_QUIESCENT, "clients with affinity stay with an endpoint that is being removed"),
+    ] {
+        if read(setting)?.is_none() {
+            tracing::warn!(setting = setting.0, "this kernel does not have the sysctl: {consequence}");
+        }
+    }
+    Ok(())
+}
+
 fn desired(settings: &IpvsSettings, kernel: Option<(u32, u32)>) -> Vec<(Sysctl, i64)> {
     let mut desired = vec![
         // Connections are tracked. Only then can rules masquerade what IPVS translated.
-        (Sysctl("ipv4/vs/conntrack"), 1),
+        (CONNTRACK, 1),
         // A packet to a removed real server ends the connection. Clients with affinity then move to
         // another real server.
-        (Sysctl("ipv4/vs/expire_nodest_conn"), 1),
-        (Sysctl("ipv4/vs/expire_quiescent_template"), 1),
+        (EXPIRE_NODEST, 1),
+        (EXPIRE_QUIESCENT, 1),
         (Sysctl("ipv4/ip_forward"), 1),
     ];
     if kernel.is_some_and(|kernel| (REUSE_INTRODUCED..REUSE_FIXED).contains(&kernel)) {
@@ -68,6 +92,13 @@ mod tests {
 
     fn names(settings: &IpvsSettings, kernel: (u32, u32)) -> Vec<&'static str> {
         desired(settings, Some(kernel)).into_iter().map(|(setting, _)| setting.0).collect()
+    }
+
+    #[test]
+    fn only_the_sysctl_for_conntrack_is_required() {
+        let without = |missing: &[Sysctl]| check(|setting| Ok((!missing.contains(&setting)).then_some(0)));
+        assert!(matches!(without(&[CONNTRACK]), Err(IpvsError::NoConntrack)));
+        assert!(without(&[EXPIRE_NODEST, EXPIRE_QUIESCENT]).is_ok());
     }
 
     #[test]
