@@ -30,8 +30,8 @@ pub(super) struct ServerChanges {
 
 impl ServerChanges {
     /// Returns the changes of the virtual servers whose users a plan changes. A full plan also
-    /// removes virtual servers that no service port needs, of families that shunt serves. In excluded ranges, no plan removes one
-    /// (`cleanLegacyService` of `pkg/proxy/ipvs/proxier.go`).
+    /// removes virtual servers that no service port needs, of families that shunt serves. In
+    /// excluded ranges, no plan removes one (`cleanLegacyService` of `pkg/proxy/ipvs/proxier.go`).
     pub(super) fn new(state: &State, snapshot: &Snapshot, plan: &Plan) -> Self {
         let mut changes = Self::default();
         let settings = &state.options.settings;
