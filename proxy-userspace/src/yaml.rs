@@ -10,15 +10,27 @@ use saphyr_parser::{Event, Parser, ScalarStyle};
 use serde::{Deserialize as _, Serialize};
 use serde_yaml_ng::{Error, Value};
 
-/// Parses one document.
+/// Parses one document. Documents after it must be empty, as after a last line `---`.
 pub fn parse(text: &str) -> Result<Value, Error> {
-    serde_yaml_ng::from_str(&with_plain(text, |_, boolean| boolean.to_owned()))
+    let text = with_plain(text, |_, boolean| boolean.to_owned());
+    serde_yaml_ng::from_str(&text).or_else(|error| only_document(&text).ok_or(error))
+}
+
+/// Returns the first document if all others are empty.
+fn only_document(text: &str) -> Option<Value> {
+    let mut documents = documents(text);
+    let first = documents.next()?.ok()?;
+    documents.all(|document| matches!(document, Ok(Value::Null))).then_some(first)
 }
 
 /// Returns true if the text has more than one document.
 pub fn has_several_documents(text: &str) -> bool {
-    let mut documents = serde_yaml_ng::Deserializer::from_str(text).map(Value::deserialize);
+    let mut documents = documents(text);
     matches!((documents.next(), documents.next()), (Some(Ok(_)), Some(Ok(_))))
+}
+
+fn documents(text: &str) -> impl Iterator<Item = Result<Value, Error>> {
+    serde_yaml_ng::Deserializer::from_str(text).map(Value::deserialize)
 }
 
 /// Writes one document. Texts that YAML 1.1 would read as booleans are quoted.
@@ -85,6 +97,15 @@ mod tests {
         assert_eq!(lists["a"], Value::from(vec![true, false, true]));
         assert_eq!(lists["b"], Value::from(vec![false]));
         assert_eq!(lists[Value::Bool(true)][Value::Bool(false)], Value::Bool(false));
+    }
+
+    #[test]
+    fn empty_documents_at_the_end_mean_nothing() {
+        for text in ["a: 1\n---\n", "---\na: 1\n---\n# the end\n---\n", "a: 1\n...\n"] {
+            assert_eq!(parse(text).unwrap()["a"], Value::from(1), "{text}");
+        }
+        assert!(parse("a: 1\n---\nb: 2\n").is_err());
+        assert!(parse("a: 1\n---\nb: [\n").is_err());
     }
 
     #[test]

@@ -32,6 +32,9 @@ pub struct NodeReport {
     pub displaced_links: Vec<String>,
     /// What cannot be read in the directory of manifests.
     pub unreadable_manifests: Vec<String>,
+    /// The families of the pods on this node, `IPv4` or `IPv6`. Empty if they are not known.
+    #[serde(default)]
+    pub families: Vec<String>,
     /// Kinds of objects that are not up to date, with the error.
     pub watch_errors: Vec<String>,
     /// The watches of the API server. Empty with manifests.
@@ -101,6 +104,7 @@ impl NodeReport {
             left_out_links: facts.left_out.iter().map(ToString::to_string).collect(),
             displaced_links: facts.displaced.iter().map(ToString::to_string).collect(),
             unreadable_manifests: facts.unreadable_manifests.clone(),
+            families: facts.node_families.iter().map(|family| family.name().to_owned()).collect(),
             watch_errors: facts.watch_errors.clone(),
             watches: facts.watches.as_ref().map(Watches::read).unwrap_or_default(),
             clock_ahead_seconds: facts.clock_ahead,

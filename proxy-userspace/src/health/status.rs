@@ -1,7 +1,7 @@
 //! Keeps what shunt does on this node at the moment, for `/statusz`.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::{
     dataplane::{BackstopStatus, DisplacedLink, MapFill, Mode},
     kernel::redirecting_pods::ExemptNamespaces,
-    model::{LinkPath, SocketScope},
+    model::{IpFamily, LinkPath, SocketScope},
 };
 
 /// The last value of each fact about this proxy. The parts of shunt write it where they report a
@@ -38,6 +38,8 @@ pub(super) struct Facts {
     pub(super) left_out: Vec<Arc<str>>,
     pub(super) displaced: Vec<DisplacedLink>,
     pub(super) unreadable_manifests: Vec<String>,
+    /// The families of the pods on this node. Empty if they are not known.
+    pub(super) node_families: BTreeSet<IpFamily>,
     /// Kinds that are not up to date, with the error.
     pub(super) watch_errors: Vec<String>,
     pub(super) watches: Option<Watches>,
@@ -187,6 +189,11 @@ impl Status {
     /// Returns what [`Self::set_unreadable_manifests`] set.
     pub(super) fn unreadable_manifests(&self) -> Vec<String> {
         self.facts().unreadable_manifests.clone()
+    }
+
+    /// Sets the families of the pods on this node, as its Node object has them.
+    pub fn set_node_families(&self, families: BTreeSet<IpFamily>) {
+        self.facts().node_families = families;
     }
 
     /// Sets which kinds of objects are not up to date, each with the error.

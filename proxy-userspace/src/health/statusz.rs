@@ -271,6 +271,7 @@ mod tests {
             }),
             left_out: vec!["eth1".into(), "eth2".into()],
             unreadable_manifests: Vec::new(),
+            node_families: BTreeSet::new(),
             watch_errors: Vec::new(),
             watches: None,
             clock_ahead: None,

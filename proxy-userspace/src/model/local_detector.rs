@@ -39,7 +39,10 @@ fn by_cidrs(cidrs: &[IpNet]) -> LocalTrafficDetector {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::testing::{cidrs, node, settings};
+    use crate::model::{
+        NodeAddressType,
+        testing::{cidrs, node, settings},
+    };
 
     fn detect(mode: DetectLocalMode, cluster_cidrs: &[&str], node: Option<&Node>) -> LocalTrafficDetector {
         let settings =
@@ -97,5 +100,14 @@ mod tests {
         assert_eq!(by_cluster_cidr(&["10.245.0.0/16", "fd44::/16"]), cidrs(&["10.244.1.0/24"]));
         assert!(by_cluster_cidr(&[]).is_empty());
         assert!(outside(DetectLocalMode::NodeCidr, &["10.245.0.0/16"]).is_empty());
+    }
+
+    #[test]
+    fn families_are_those_of_the_pods_or_else_of_the_addresses() {
+        let address = |text: &str| (NodeAddressType::InternalIp, text.parse().expect("an address"));
+        let addresses = vec![address("192.0.2.1"), address("2001:db8::1")];
+        let six = Node { pod_cidrs: cidrs(&["fd44:1::/64"]), addresses, ..node("n1") };
+        assert_eq!(six.families(), [IpFamily::V6].into());
+        assert_eq!(Node { pod_cidrs: Vec::new(), ..six }.families(), IpFamily::ALL.into());
     }
 }

@@ -2,7 +2,7 @@
 //! defaults.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
     num::{NonZeroU16, NonZeroU32},
@@ -13,7 +13,7 @@ use foldhash::HashSet;
 use ipnet::IpNet;
 
 use super::{InvalidName, Name, PodNames, intern::Interner};
-use crate::net::Protocol;
+use crate::net::{IpFamily, Protocol};
 
 /// Namespace and name: upstream's `types.NamespacedName`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -333,6 +333,18 @@ pub struct Node {
     /// Annotation `shunt.dev/dsr`: where the node takes packets of the tunnel for direct server
     /// return, at most one address of each family. Empty if it takes none.
     pub dsr_addresses: Vec<SocketAddr>,
+}
+
+impl Node {
+    /// Returns the families of the pods on this node: those of its pod CIDRs, or else of its
+    /// addresses. Empty if the object has neither.
+    pub fn families(&self) -> BTreeSet<IpFamily> {
+        let of_pods: BTreeSet<_> = self.pod_cidrs.iter().map(|cidr| IpFamily::of(cidr.addr())).collect();
+        if of_pods.is_empty() {
+            return self.addresses.iter().map(|(_, address)| IpFamily::of(*address)).collect();
+        }
+        of_pods
+    }
 }
 
 /// A ServiceCIDR: ranges from which Services get their cluster IPs.

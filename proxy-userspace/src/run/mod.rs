@@ -267,7 +267,7 @@ fn set_up_node(config: &Config, events: &NodeEvents) {
         tracing::warn!(error, "cannot change a kernel setting: it keeps its value");
     }
     // As with kube-proxy, only the ipvs mode sets it. In other modes the pod network decides.
-    if config.mode != Mode::Ipvs && matches!(node::forwards_ipv4(), Ok(false)) {
+    if config.mode != Mode::Ipvs && matches!(node::lacks_ipv4_forwarding(), Ok(true)) {
         tracing::warn!("{NOT_FORWARDING}");
         events.warning("NotForwarding", NOT_FORWARDING);
     }

@@ -78,6 +78,9 @@ impl SyncLoop {
     pub(super) fn report_served(&self) {
         let Outputs { metrics, health, health_checks, dsr_announcement, .. } = &self.outputs;
         let snapshot = self.model.snapshot();
+        if let Some(node) = self.model.node() {
+            self.outputs.status.set_node_families(node.families());
+        }
         health.set_node(match (snapshot.node.being_deleted, self.node_wait.is_unknown) {
             (true, _) => NodeObject::Deleting,
             (false, true) => NodeObject::Missing,

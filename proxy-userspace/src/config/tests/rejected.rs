@@ -109,9 +109,11 @@ fn files_that_are_no_configuration_are_rejected() {
     assert!(read(file.path().to_str().unwrap()).ends_with("as YAML or JSON"));
     std::fs::write(file.path(), format!("{HEAD}---\n{HEAD}")).unwrap();
     assert!(read(file.path().to_str().unwrap()).contains("has several YAML documents"));
-    std::fs::write(file.path(), format!("\u{feff}{HEAD}")).unwrap();
-    let flags = Flags::parse(["shunt", "--config", file.path().to_str().unwrap()]).unwrap();
-    Config::load(&flags, &environment()).expect("a byte order mark means nothing");
+    for text in [format!("\u{feff}{HEAD}"), format!("{HEAD}---\n")] {
+        std::fs::write(file.path(), &text).unwrap();
+        let flags = Flags::parse(["shunt", "--config", file.path().to_str().unwrap()]).unwrap();
+        Config::load(&flags, &environment()).expect("a byte order mark or an empty document means nothing");
+    }
 }
 
 /// Upstream validates the sections `ipvs` and `nftables` only in that mode.

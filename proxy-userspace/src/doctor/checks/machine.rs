@@ -9,6 +9,7 @@ use super::super::{
 };
 use crate::{
     dataplane::Mode,
+    model::IpFamily,
     probe::{Evaluation, Lack},
 };
 
@@ -22,7 +23,8 @@ const MAX_NAMED: usize = 5;
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     let mode = facts.daemon.report().and_then(|report| Mode::from_name(report.mode.as_deref()?));
     let mut findings = features(&facts.evaluation, mode);
-    findings.extend(forwarding(&facts.sysctls));
+    let families = facts.daemon.report().map_or(&[][..], |report| &report.families);
+    findings.extend(forwarding(&facts.sysctls, families));
     findings.extend(conntrack(&facts.sysctls));
     findings.extend(
         of_links(&facts.sysctls.rp_filter, STRICT)
@@ -58,13 +60,24 @@ fn features(evaluation: &Evaluation, mode: Option<Mode>) -> Vec<Finding> {
     supports.flat_map(both).collect()
 }
 
-fn forwarding(sysctls: &Sysctls) -> Vec<Finding> {
-    let settings = [
-        (&catalog::NOT_FORWARDING, sysctls.forwards_ipv4, "net.ipv4.ip_forward is 0"),
-        (&catalog::NOT_FORWARDING_IPV6, sysctls.forwards_ipv6, "net.ipv6.conf.all.forwarding is 0"),
-    ];
-    let off = settings.into_iter().filter(|(_, value, _)| *value == Some(0));
-    off.map(|(kind, _, message)| Finding::new(kind, message)).collect()
+/// Judges families of which the node has pods. If they are not known, a node needs IPv4 and may
+/// need IPv6.
+fn forwarding(sysctls: &Sysctls, families: &[String]) -> Vec<Finding> {
+    let is_used = |family: IpFamily| families.iter().any(|used| used == family.name());
+    let mut findings = Vec::new();
+    if sysctls.forwards_ipv4 == Some(0) && (families.is_empty() || is_used(IpFamily::V4)) {
+        findings.push(Finding::new(&catalog::NOT_FORWARDING, "net.ipv4.ip_forward is 0"));
+    }
+    if sysctls.forwards_ipv6 == Some(0) {
+        let message = "net.ipv6.conf.all.forwarding is 0";
+        findings.push(if is_used(IpFamily::V6) {
+            let remedy = "sysctl -w net.ipv6.conf.all.forwarding=1, and the same in /etc/sysctl.d; most pod networks do it";
+            Finding::new(&catalog::NOT_FORWARDING, message).with_remedy(remedy)
+        } else {
+            Finding::new(&catalog::NOT_FORWARDING_IPV6, message)
+        });
+    }
+    findings
 }
 
 fn conntrack(sysctls: &Sysctls) -> Option<Finding> {

@@ -19,6 +19,7 @@ use crate::{
         ruleset::{Family, Source},
         save,
     },
+    model::IpFamily,
     probe::{Evaluation, Lack, ModeSupport},
 };
 
@@ -349,4 +350,25 @@ fn maps_that_are_full_on_every_busy_node_are_no_finding() {
     let maps: Vec<_> = found(&facts).into_iter().map(|(_, message)| message).collect();
     let expected = ["udp_sockets", "tcp_connections", "flows"];
     assert_eq!(maps, expected.map(|map| format!("the map {map} has 100 of 100 entries")));
+}
+
+#[test]
+fn forwarding_is_judged_for_the_families_of_the_pods() {
+    let found = |families: &[&str], off: IpFamily| {
+        let mut facts = healthy();
+        report_of(&mut facts).families = families.iter().map(|family| (*family).to_owned()).collect();
+        match off {
+            IpFamily::V4 => facts.sysctls.forwards_ipv4 = Some(0),
+            IpFamily::V6 => facts.sysctls.forwards_ipv6 = Some(0),
+        }
+        let findings = judge(&facts).findings;
+        findings.into_iter().map(|finding| (finding.id, finding.severity)).collect::<Vec<_>>()
+    };
+    let (error, info) = (("NotForwarding", Severity::Error), ("NotForwardingIPv6", Severity::Info));
+    for families in [&[][..], &["IPv4"]] {
+        assert_eq!((found(families, IpFamily::V4), found(families, IpFamily::V6)), (vec![error], vec![info]));
+    }
+    assert_eq!((found(&["IPv6"], IpFamily::V4), found(&["IPv6"], IpFamily::V6)), (vec![], vec![error]));
+    let both = ["IPv4", "IPv6"];
+    assert_eq!((found(&both, IpFamily::V4), found(&both, IpFamily::V6)), (vec![error], vec![error]));
 }
