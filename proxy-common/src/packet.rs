@@ -63,8 +63,8 @@ pub trait Frame {
     /// Cuts the frame to its first bytes. Returns `None` if it is shorter, if the rest has a
     /// checksum that hardware is to complete, or if the kernel has no memory.
     fn cut(&self, length: u32) -> Option<()>;
-    /// Inserts bytes of any content between the Ethernet header, if there is one, and the IP header.
-    /// Returns `None` if the kernel has no memory.
+    /// Inserts bytes of any content between the Ethernet header, if there is one, and the IP
+    /// header. Returns `None` if the kernel has no memory.
     fn insert(&self, bytes: u32) -> Option<()>;
     /// Makes the packet leave on another link with the Ethernet addresses that the kernel has for
     /// the route, if the program returns [`Outcome::Redirect`](crate::link::Outcome). The kernel
@@ -337,8 +337,8 @@ impl Packet {
         (self.header & OFFSETS) as u32
     }
 
-    /// Returns true if the frame has another destination address or other ports than when the headers
-    /// were read.
+    /// Returns true if the frame has another destination address or other ports than when the
+    /// headers were read.
     #[inline(always)]
     pub fn has_other_destination(&self, frame: &impl Frame) -> bool {
         let address = match self.version {

@@ -398,8 +398,8 @@ map_type! {
         direct_lease_ns: u64,
         /// The interface index of the tunnel to other nodes, or 0 without one.
         tunnel_link: u32,
-        /// The bytes of the longest packet that leaves the node in one piece with the headers of the
-        /// tunnel, including these.
+        /// The bytes of the longest packet that leaves the node in one piece with the headers of
+        /// the tunnel, including these.
         tunnel_mtu: u32,
         /// The source of packets of the tunnel to nodes with an IPv4 address. `::` if this node
         /// has none: the kernel chooses.

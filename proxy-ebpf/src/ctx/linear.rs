@@ -12,8 +12,8 @@ pub(super) struct Aligned<const N: usize>(pub(super) [u8; N]);
 #[derive(Clone, Copy)]
 struct Halves(u32);
 
-/// The part of a packet that is in one piece: the addresses of its first byte, and of the byte after
-/// its last one.
+/// The part of a packet that is in one piece: the addresses of its first byte, and of the byte
+/// after its last one.
 #[derive(Clone, Copy)]
 pub(super) struct Linear {
     pub(super) start: u32,

@@ -82,8 +82,8 @@ impl FileWatcher {
         Self { last: file, stamp: None, has_failed: false }
     }
 
-    /// Waits until the file has another text, or becomes unreadable or readable. Returns each change
-    /// once. A call that is not awaited to its end loses no change.
+    /// Waits until the file has another text, or becomes unreadable or readable. Returns each
+    /// change once. A call that is not awaited to its end loses no change.
     pub async fn next(&mut self) -> Result<ConfigFile, ConfigError> {
         loop {
             let stamp = self.settled_stamp().await;

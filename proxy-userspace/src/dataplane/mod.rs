@@ -106,8 +106,8 @@ pub trait Dataplane {
         FailureScope::Everything
     }
 
-    /// Returns why the mode serves no SCTP port on this node. `None` if it serves them. It is called
-    /// only if there are SCTP ports.
+    /// Returns why the mode serves no SCTP port on this node. `None` if it serves them. It is
+    /// called only if there are SCTP ports.
     fn lacks_sctp(&self) -> Option<&'static str> {
         None
     }

@@ -15,8 +15,8 @@ pub(super) struct Whereabouts {
 }
 
 impl Whereabouts {
-    /// Returns true if local detection takes its packets for those of a local pod. Where it looks at
-    /// links, the address does not tell the link: if any link counts, that of the pod does.
+    /// Returns true if local detection takes its packets for those of a local pod. Where it looks
+    /// at links, the address does not tell the link: if any link counts, that of the pod does.
     pub(super) fn is_detected(&self, node: &NodeView) -> bool {
         match (&node.local_detector, self.address) {
             (LocalTrafficDetector::Cidrs(ranges), Some(address)) => {

@@ -1,5 +1,6 @@
-//! Explains what this node does with a connection: which hook sees it, which Service it is for, which
-//! endpoints it may get, and which source they see. Pure: the model in, an [`Explanation`] out.
+//! Explains what this node does with a connection: which hook sees it, which Service it is for,
+//! which endpoints it may get, and which source they see. Pure: the model in, an [`Explanation`]
+//! out.
 //!
 //! The conformance runner compares it with what happens to each connection.
 #![forbid(unsafe_code)]
@@ -236,8 +237,8 @@ pub struct Policy {
     pub effect: String,
 }
 
-/// Whether the node gives its own address to a connection. A pod that reaches itself through rules is
-/// masqueraded in any case.
+/// Whether the node gives its own address to a connection. A pod that reaches itself through rules
+/// is masqueraded in any case.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Masquerade {
     /// It does.

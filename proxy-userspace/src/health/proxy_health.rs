@@ -12,8 +12,8 @@ use crate::model::IpFamily;
 /// The proxy's health. The sync loop writes it, the HTTP routes read it.
 ///
 /// The proxy is live while no change of either family has waited longer than the timeout. It is
-/// ready (`/healthz`) if, in addition, the first full sync is in the kernel, no part of the node has
-/// failed for longer than the timeout, the Node is not being deleted, and the Node object has
+/// ready (`/healthz`) if, in addition, the first full sync is in the kernel, no part of the node
+/// has failed for longer than the timeout, the Node is not being deleted, and the Node object has
 /// existed. It says nothing about a single Service.
 #[derive(Clone, Debug)]
 pub struct ProxyHealth {

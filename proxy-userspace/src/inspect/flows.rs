@@ -78,7 +78,8 @@ fn is_within(time: Option<Duration>, min: Option<u64>, max: Option<u64>) -> bool
 /// A part of a list, or why there is none.
 pub(super) type FlowPart = Result<Vec<KnownFlow>, KernelError>;
 
-/// Reads the flows that match, in a thread of its own. `pins` is the directory of the programs' maps.
+/// Reads the flows that match, in a thread of its own. `pins` is the directory of the programs'
+/// maps.
 pub(super) fn read(pins: Option<PathBuf>, filter: FlowFilter) -> mpsc::Receiver<FlowPart> {
     let (parts, received) = mpsc::channel(WAITING);
     tokio::task::spawn_blocking(move || {

@@ -3,8 +3,8 @@
 //!
 //! The socket is an abstract one (unix(7)) with a fixed name. Its names belong to a network
 //! namespace, as nodes do: the command finds the daemon of its node, also from a container, and two
-//! nodes in containers do not meet. Only processes with the user ID 0, or that of the daemon, get an
-//! answer.
+//! nodes in containers do not meet. Only processes with the user ID 0, or that of the daemon, get
+//! an answer.
 #![forbid(unsafe_code)]
 
 mod affinity;

@@ -184,15 +184,15 @@ impl Iptables {
         !saved.contains(INCOMPATIBLE)
     }
 
-    /// Adds rules of the kinds that Services need, and does not remove them: the calling thread must
-    /// be in a network namespace of its own.
+    /// Adds rules of the kinds that Services need, and does not remove them: the calling thread
+    /// must be in a network namespace of its own.
     pub fn try_rules(&self) -> Result<(), KernelError> {
         self.restore(TRIAL)
     }
 
-    /// Returns why the kernel accepts no rules of these commands, those of IPv6, although it accepts
-    /// those of IPv4 (`v4`): for example because it has no IPv6 table `nat`. If IPv4 fails too, the
-    /// reason is another one, such as a missing privilege or a lock.
+    /// Returns why the kernel accepts no rules of these commands, those of IPv6, although it
+    /// accepts those of IPv4 (`v4`): for example because it has no IPv6 table `nat`. If IPv4 fails
+    /// too, the reason is another one, such as a missing privilege or a lock.
     pub fn ipv6_refusal(&self, v4: &Self) -> Option<KernelError> {
         let in_new = |of: &Self| netns::within_new(|| of.try_rules());
         match (in_new(self), in_new(v4)) {

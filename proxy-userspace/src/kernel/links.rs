@@ -32,8 +32,8 @@ type Message = NetlinkMessage<RouteNetlinkMessage>;
 
 /// Sends all links, addresses and local routes, sorted, to `to` at once and after every change.
 /// Notifies `disturbed` if another program removed a filter that may have been shunt's, or added
-/// one that may run before it. The kernel sends no notification for TCX. Returns an error when rtnetlink
-/// fails, and `Ok` when all receivers are gone.
+/// one that may run before it. The kernel sends no notification for TCX. Returns an error when
+/// rtnetlink fails, and `Ok` when all receivers are gone.
 ///
 /// The addresses of `excluded_link` and of the tunnel are left out, because they do not belong to
 /// the node.

@@ -1,5 +1,5 @@
-//! Links that shunt creates, and their addresses: dummy links, which send nothing and hold addresses
-//! that a network namespace takes as its own, and the tunnel to other nodes.
+//! Links that shunt creates, and their addresses: dummy links, which send nothing and hold
+//! addresses that a network namespace takes as its own, and the tunnel to other nodes.
 
 use std::{collections::BTreeSet, io, net::IpAddr};
 

@@ -20,13 +20,13 @@ use crate::net::TUNNEL_LINK;
 const REVERSE_PATH_FILTER: Sysctl = Sysctl("ipv4/conf/shunt-dsr/rp_filter");
 const LOOSE: i64 = 2;
 
-/// The dummy address of IPv4 (RFC 7600, section 4.8). On a link without an address, the kernel drops
-/// IPv4 packets whose source is reached by another link, also with a loose filter.
+/// The dummy address of IPv4 (RFC 7600, section 4.8). On a link without an address, the kernel
+/// drops IPv4 packets whose source is reached by another link, also with a loose filter.
 const DUMMY_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 0, 8));
 
-/// Creates the tunnel with this UDP port in the network namespace of this thread. It is down: without
-/// a program, the kernel would take packets from anybody. Keeps one that is there, because packets
-/// may be on their way through it.
+/// Creates the tunnel with this UDP port in the network namespace of this thread. It is down:
+/// without a program, the kernel would take packets from anybody. Keeps one that is there, because
+/// packets may be on their way through it.
 pub fn create(port: NonZeroU16) -> Result<(), KernelError> {
     let mut link = OwnLink::open(TUNNEL_LINK)?;
     if !is_right(&link, port)? {

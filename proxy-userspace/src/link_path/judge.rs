@@ -54,8 +54,8 @@ pub(super) fn has_rules(evidence: &Evidence, scope: DirectScope) -> bool {
     })
 }
 
-/// Returns the names of the links on which others see packets at a hook. On the direct path, packets
-/// that come in pass only the filters before shunt's programs.
+/// Returns the names of the links on which others see packets at a hook. On the direct path,
+/// packets that come in pass only the filters before shunt's programs.
 pub(super) fn links_with_filters(filters: &[LinkFilter], hook: tc::Hook) -> BTreeSet<Arc<str>> {
     let here = filters.iter().filter(|filter| filter.hook == hook);
     here.map(|filter| Arc::clone(&filter.link)).collect()

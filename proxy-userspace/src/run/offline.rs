@@ -21,8 +21,8 @@ const LISTS: usize = 8;
 /// The link of the Node's addresses, whose real name does not matter.
 const LINK: &str = "eth0";
 
-/// Explains a connection on a node of which only manifests are known. What cannot be read in them is
-/// said on standard error, and the rest counts.
+/// Explains a connection on a node of which only manifests are known. What cannot be read in them
+/// is said on standard error, and the rest counts.
 pub(super) async fn explained(node: &OfflineNode, question: &NamedQuestion) -> anyhow::Result<Explanation> {
     let config = config(node)?;
     let mut model = Model::new(config.model.clone());

@@ -49,8 +49,8 @@ impl Inspected<'_> {
         self.programmed.of(key)
     }
 
-    /// Returns true if the last attempts to program this family failed. What the kernel has of it is
-    /// not known.
+    /// Returns true if the last attempts to program this family failed. What the kernel has of it
+    /// is not known.
     pub fn is_failing(&self, family: IpFamily) -> bool {
         self.programmed.failing[family as usize]
     }

@@ -47,8 +47,8 @@ impl SyncLoop {
         }
     }
 
-    /// Notes which service ports a sync programmed, and which ones wait because their family failed.
-    /// If only a part of the node failed, the kernel has all service ports.
+    /// Notes which service ports a sync programmed, and which ones wait because their family
+    /// failed. If only a part of the node failed, the kernel has all service ports.
     pub(super) fn note_programmed(&mut self, extent: SyncExtent, dirty: &Dirty, scope: Option<FailureScope>) {
         let failed: &[IpFamily] = match &scope {
             Some(FailureScope::Everything) => &IpFamily::ALL,

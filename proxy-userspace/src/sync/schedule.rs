@@ -14,7 +14,8 @@ const BURST: u32 = 2;
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// The longest pause after a failure, unless `syncPeriod` is shorter.
 const MAX_RETRY: Duration = Duration::from_secs(10);
-/// The least time between two full syncs because removals may have made room for a part that failed.
+/// The least time between two full syncs because removals may have made room for a part that
+/// failed.
 const MIN_ROOM_PERIOD: Duration = Duration::from_secs(1);
 /// The least time between two full syncs that drift causes.
 const MIN_DRIFT_PERIOD: Duration = Duration::from_secs(1);

@@ -1,8 +1,8 @@
 //! The sources of Services, EndpointSlices and Nodes: a directory of manifests, or the Kubernetes
 //! API.
 //!
-//! Both send the same [`WatchEvent`](crate::model::WatchEvent)s on a bounded channel: first the list
-//! of each of the three kinds, a long one in parts, then changes. ServiceCIDRs, which not all
+//! Both send the same [`WatchEvent`](crate::model::WatchEvent)s on a bounded channel: first the
+//! list of each of the three kinds, a long one in parts, then changes. ServiceCIDRs, which not all
 //! clusters have, may come at any time. No source removes objects because of an error: the last
 //! known state stays.
 #![forbid(unsafe_code)]

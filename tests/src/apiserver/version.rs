@@ -1,5 +1,5 @@
-//! What the API servers of different Kubernetes versions answer to shunt, with their default feature
-//! gates.
+//! What the API servers of different Kubernetes versions answer to shunt, with their default
+//! feature gates.
 
 use axum::response::Response;
 use serde_json::Value;
@@ -31,8 +31,8 @@ impl KubernetesVersion {
         self.0 >= 37
     }
 
-    /// Returns true if the resource is served. `networking.k8s.io/v1` has ServiceCIDRs from 1.33 on.
-    /// The alpha and beta versions before it are off by default.
+    /// Returns true if the resource is served. `networking.k8s.io/v1` has ServiceCIDRs from 1.33
+    /// on. The alpha and beta versions before it are off by default.
     fn serves(self, resource: &Resource) -> bool {
         resource.plural != "servicecidrs" || self.0 >= 33
     }

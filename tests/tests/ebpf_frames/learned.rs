@@ -1,6 +1,6 @@
 //! The code on the host and the programs in the kernel agree on random frames of a learned flow,
-//! before the stack and at traffic control, byte by byte. The XDP program changes nothing of a frame
-//! that it passes on, and otherwise does what the program at traffic control does.
+//! before the stack and at traffic control, byte by byte. The XDP program changes nothing of a
+//! frame that it passes on, and otherwise does what the program at traffic control does.
 
 use proptest::{
     prelude::*,

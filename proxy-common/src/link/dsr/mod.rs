@@ -1,6 +1,6 @@
-//! Direct server return: packets of clients outside go through a tunnel to the endpoint's node. That
-//! node translates them, and answers the client itself. So the pod sees the client's address, and
-//! replies save one node.
+//! Direct server return: packets of clients outside go through a tunnel to the endpoint's node.
+//! That node translates them, and answers the client itself. So the pod sees the client's address,
+//! and replies save one node.
 //!
 //! The packet in the tunnel is that of the client, with the VIP as its destination. The other node
 //! needs nothing else: it knows the Service, and chooses one of its own endpoints.
@@ -177,8 +177,8 @@ fn node_of_reply(tables: &impl Tables, reply: &Packet) -> Option<Addr> {
     flow.is_dsr().then_some(flow.source.addr)
 }
 
-/// Sends a packet through the tunnel to a node. The sender of a packet that is too long gets an ICMP
-/// error.
+/// Sends a packet through the tunnel to a node. The sender of a packet that is too long gets an
+/// ICMP error.
 #[inline(never)]
 pub(super) fn send<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, node: &Addr) -> Outcome {
     if !has_link(tables) {

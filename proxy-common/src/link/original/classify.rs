@@ -267,8 +267,8 @@ fn unknown_connection<F: Frame, T: Tables>(
     }
 }
 
-/// Returns true if a segment to an address of the node may belong to a connection to a node port that
-/// goes through the tunnel. It may also belong to a socket of the node.
+/// Returns true if a segment to an address of the node may belong to a connection to a node port
+/// that goes through the tunnel. It may also belong to a socket of the node.
 #[inline(never)]
 fn may_be_of_node_port<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &ClientPacket) -> bool {
     let Some(service) = find::<F>(tables, incoming) else { return false };

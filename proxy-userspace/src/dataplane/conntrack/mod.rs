@@ -4,10 +4,10 @@
 //! packets. A UDP sender that never pauses keeps its entry forever, so entries that no rule would
 //! create any more are deleted: entries to removed endpoints, including the last one; entries to
 //! the VIP itself, from before its first endpoint; and entries of deleted Services. TCP connections
-//! end with their endpoint and are not touched, with one exception: after rules were missing, attempts
-//! to connect to a VIP that passed untranslated ([`attempts`]). Upstream: `CleanStaleEntries`
-//! (`pkg/proxy/conntrack/cleanup.go`), which in 1.36 leaves the entries of Services without
-//! endpoints and of deleted Services.
+//! end with their endpoint and are not touched, with one exception: after rules were missing,
+//! attempts to connect to a VIP that passed untranslated ([`attempts`]). Upstream:
+//! `CleanStaleEntries` (`pkg/proxy/conntrack/cleanup.go`), which in 1.36 leaves the entries of
+//! Services without endpoints and of deleted Services.
 //!
 //! An entry of a Service that was deleted while no proxy was running looks like another program's
 //! translation. It stays, unless the dataplane found the VIP in the rules of its predecessor

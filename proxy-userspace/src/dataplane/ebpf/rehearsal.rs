@@ -44,8 +44,8 @@ pub enum Rehearsed {
 /// connection. To the program, the packet comes in on a link that belongs to no pod.
 ///
 /// # Errors
-/// Returns an error if the maps are not there, if the kernel refuses the program or the frame, or if
-/// the addresses are of two families.
+/// Returns an error if the maps are not there, if the kernel refuses the program or the frame, or
+/// if the addresses are of two families.
 pub fn rehearse(
     pins: &Path,
     source: SocketAddr,

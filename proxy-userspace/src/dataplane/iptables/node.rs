@@ -48,8 +48,9 @@ impl Node {
     /// The node of a Snapshot, for a family.
     ///
     /// As upstream (`MatchAll`), the configuration decides whether node ports are served on all
-    /// addresses, also on those that are local by route. Ranges that happen to contain the addresses
-    /// of all links do not. Loopback is served only in IPv4, and only if the option is set.
+    /// addresses, also on those that are local by route. Ranges that happen to contain the
+    /// addresses of all links do not. Loopback is served only in IPv4, and only if the option is
+    /// set.
     pub(super) fn of(snapshot: &Snapshot, family: IpFamily, options: RuleOptions) -> Self {
         let node = &snapshot.node;
         let of_family = |address: &IpAddr| IpFamily::of(*address) == family;

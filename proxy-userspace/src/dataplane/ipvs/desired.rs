@@ -171,7 +171,8 @@ impl Builder<'_> {
             return;
         };
         self.add_server(SocketAddr::new(address, port), ServerReason::Address(frontend.kind));
-        // As upstream, only a cluster IP may be on another link too: NodeLocal DNSCache puts one there.
+        // As upstream, only a cluster IP may be on another link too: NodeLocal DNSCache puts one
+        // there.
         let is_cluster_ip = frontend.kind == FrontendKind::ClusterIp;
         if is_cluster_ip || !self.node.local_addresses.contains(&address) {
             self.add_entry(Set::Addresses, Entry::Address(address));

@@ -36,9 +36,9 @@ impl PlanOptions {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
     /// The addresses at which node ports are served. Loopback addresses are not among them: the
-    /// kernel's virtual server does not forward packets from there
-    /// (`crosses_local_route_boundary` of `net/netfilter/ipvs/ip_vs_xmit.c`). As upstream, addresses
-    /// that are local by route are not either.
+    /// kernel's virtual server does not forward packets from there (`crosses_local_route_boundary`
+    /// of `net/netfilter/ipvs/ip_vs_xmit.c`). As upstream, addresses that are local by route are
+    /// not either.
     pub(super) served_on: Vec<IpAddr>,
     /// Addresses on links other than the dummy link. Of these, the dummy link has only cluster IPs.
     pub(super) local_addresses: BTreeSet<IpAddr>,

@@ -71,7 +71,8 @@ fn is_first_mount_namespace() -> bool {
         && (own == Some(FIRST_MOUNT_NAMESPACE) || is_in_first_pid_namespace && own == inode("/proc/1/ns/mnt"))
 }
 
-/// Returns true if the directory is on a bind mount of a directory whose mounts propagate to others.
+/// Returns true if the directory is on a bind mount of a directory whose mounts propagate to
+/// others.
 fn is_propagated_directory(path: &Path) -> Result<bool, KernelError> {
     const MOUNTS: &str = "/proc/thread-self/mountinfo";
     let directory = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(path);

@@ -78,9 +78,9 @@ pub fn detach(pin: &Path) -> Result<(), KernelError> {
     link::remove_pin(pin)
 }
 
-/// Drivers refuse with many errors: for an MTU that needs several buffers, for too few queues or too
-/// little memory. Whatever it is, the link programs serve the link. For a link that is gone, the
-/// kernel returns EINVAL.
+/// Drivers refuse with many errors: for an MTU that needs several buffers, for too few queues or
+/// too little memory. Whatever it is, the link programs serve the link. For a link that is gone,
+/// the kernel returns EINVAL.
 fn outcome(
     index: u32,
     error: io::Error,

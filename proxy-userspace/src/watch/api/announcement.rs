@@ -1,5 +1,5 @@
-//! Writes the annotation of this Node that says where the node takes packets of the tunnel for direct
-//! server return.
+//! Writes the annotation of this Node that says where the node takes packets of the tunnel for
+//! direct server return.
 
 use std::{net::SocketAddr, time::Duration};
 

@@ -65,7 +65,8 @@ impl PodReader {
     /// Reads a pod.
     ///
     /// # Errors
-    /// Returns an error if there is no such pod, or if it cannot be read. It says what to do instead.
+    /// Returns an error if there is no such pod, or if it cannot be read. It says what to do
+    /// instead.
     pub async fn read(&self, name: NamespacedName) -> Result<PodPlace, PodError> {
         let client = self.client.borrow().clone();
         let Some(Client(client)) = client else { return Err(PodError::NoServer(name)) };

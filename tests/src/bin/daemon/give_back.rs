@@ -170,8 +170,8 @@ pub(crate) fn programs_stay_until_another_proxy_serves_and_the_next_start_report
     shared.end()
 }
 
-/// Another shunt stands in for kube-proxy, whose rules `--cleanup` removes. It repairs them at once,
-/// while kube-proxy waits for its next full sync.
+/// Another shunt stands in for kube-proxy, whose rules `--cleanup` removes. It repairs them at
+/// once, while kube-proxy waits for its next full sync.
 pub(crate) fn cleanup_warns_while_another_proxy_serves(setup: &Setup) -> Result<()> {
     let mut node = TestNode::new(setup, "nftables", "{}")?;
     node.proxy.clean_up(&node.world)?;

@@ -33,8 +33,8 @@ fn breakable(directory: &Path, program: &str, real: &Path) -> io::Result<()> {
     write_script(&file, &text)
 }
 
-/// Writes a command that refuses rules with the matches `ipvs` and `physdev`, and otherwise runs the
-/// real command.
+/// Writes a command that refuses rules with the matches `ipvs` and `physdev`, and otherwise runs
+/// the real command.
 fn without_matches(directory: &Path, program: &str, real: &Path) -> io::Result<()> {
     let real = real.display();
     let text = format!(
@@ -120,7 +120,8 @@ pub(super) fn without_some_matches(node: &mut Node) -> Result<()> {
     let mut mode = node.mode(settings)?;
     let all = every_kind();
     ensure!(mode.try_sync(node, &all)?.is_err(), "iptables-restore refuses the first rules");
-    // From then on, only load-balancer IPs whose source ranges do not contain the node are left out.
+    // From then on, only load-balancer IPs whose source ranges do not contain the node are left
+    // out.
     match mode.try_sync(node, &all)? {
         Err(error @ IpvsError::LeftOut { count: 2, .. }) => {
             ensure!(error.to_string().contains("default/guarded"), "{error}");

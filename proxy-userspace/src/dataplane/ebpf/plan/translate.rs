@@ -85,8 +85,8 @@ pub(crate) fn tunnel(tunnel: &TunnelView) -> TunnelFields {
     TunnelFields { link, mtu: tunnel.mtu, v4, v6, returns: tunnel.returns.into() }
 }
 
-/// Returns the keys of the frontends of a service port, with their kinds. With direct server return,
-/// its external addresses have a second key, for packets that come through the tunnel.
+/// Returns the keys of the frontends of a service port, with their kinds. With direct server
+/// return, its external addresses have a second key, for packets that come through the tunnel.
 pub(crate) fn frontends(
     port: &ResolvedPort,
     family: IpFamily,
@@ -249,8 +249,8 @@ fn masquerade_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, fa
     flag(inside, flags::MASQUERADE_INSIDE) | flag(outside, flags::MASQUERADE_OUTSIDE)
 }
 
-/// Without local detection, packets of pods are not told from those of clients outside. They stay on
-/// the way on which policies and conntrack see both directions.
+/// Without local detection, packets of pods are not told from those of clients outside. They stay
+/// on the way on which policies and conntrack see both directions.
 fn dsr_flags(port: &ResolvedPort, kind: FrontendKind, node: &NodeView, family: IpFamily) -> u16 {
     if sends_through_tunnel(port, kind, node, family) { flags::DSR } else { 0 }
 }

@@ -203,8 +203,8 @@ proptest! {
         prop_assert_eq!(known, wanted);
     }
 
-    /// Before a frontend sends packets through the tunnel, the nodes of its endpoints are known. The
-    /// frontend for packets that come through it never sends them on.
+    /// Before a frontend sends packets through the tunnel, the nodes of its endpoints are known.
+    /// The frontend for packets that come through it never sends them on.
     #[test]
     fn frontends_with_direct_server_return_have_a_second_one_for_the_tunnel(
         snapshot in testing::snapshot()

@@ -182,8 +182,8 @@ impl Planner<'_> {
         self.plan.ports.push((key.clone(), new));
     }
 
-    /// Leaves out the load-balancer IPs of a service port whose access cannot be restricted, because
-    /// iptables refuses the rule.
+    /// Leaves out the load-balancer IPs of a service port whose access cannot be restricted,
+    /// because iptables refuses the rule.
     fn leave_out_refused(&mut self, key: &ServicePortKey, port: &ResolvedPort) {
         let feature = (key.family, RuleFeature::IpvsMatch);
         let Some(error) = self.state.options.refused.get(&feature) else { return };

@@ -193,7 +193,8 @@ impl Flows {
         }
     }
 
-    /// Returns true if the programs translate a connection of conntrack, and conntrack is to have it.
+    /// Returns true if the programs translate a connection of conntrack, and conntrack is to have
+    /// it.
     fn is_translated(&self, connection: &Connection) -> bool {
         let TrackedConnection { protocol, original, .. } = connection.tracked;
         let of_client = key(Direction::Original, protocol, connection.untranslated);
