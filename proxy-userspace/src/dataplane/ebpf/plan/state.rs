@@ -76,8 +76,8 @@ pub struct State {
     pub(crate) is_current: bool,
 }
 
-/// The entries of maps that are read, until all are known. To sort the many entries of one kind
-/// once takes a fraction of the time of finding the place of each one.
+/// The entries that were read so far. Sorting all entries of a kind once is faster than inserting
+/// them one by one.
 #[derive(Debug, Default)]
 pub(crate) struct EntriesRead {
     state: State,

@@ -89,15 +89,15 @@ const UNASSURED_WITHIN: Duration = Duration::from_secs(5);
 /// use its port for another one.
 const CONVERSATION_FOR: Duration = Duration::from_secs(30);
 
-/// Returns true for a flow that conntrack need not have, at a time after the handover began.
-/// Conntrack may have forgotten it.
+/// Returns true for a flow that is not handed over if conntrack has no entry for it. `after` is the
+/// time since the handover began.
 pub(super) fn has_ended(flow: &Flow, protocol: Protocol, now: Duration, after: Duration) -> bool {
     let silence = now.saturating_sub(Duration::from_nanos(flow.used_ns));
     stays_behind(flow, protocol, now, after)
         || !protocol.is_connection_oriented() && silence >= CONVERSATION_FOR
 }
 
-/// Returns true for a flow that conntrack need not have even if it still has an entry.
+/// Returns true for a flow that is not handed over, even if conntrack still has an entry for it.
 pub(super) fn stays_behind(flow: &Flow, protocol: Protocol, now: Duration, after: Duration) -> bool {
     let silence = now.saturating_sub(Duration::from_nanos(flow.used_ns));
     flow.is_expired(protocol, clock::nanos(now))

@@ -193,8 +193,7 @@ impl Flows {
         }
     }
 
-    /// Returns true if the programs translate a connection of conntrack, and conntrack is to have
-    /// it.
+    /// Returns true if the programs translate a connection of conntrack that is to be handed over.
     fn is_translated(&self, connection: &Connection) -> bool {
         let TrackedConnection { protocol, original, .. } = connection.tracked;
         let of_client = key(Direction::Original, protocol, connection.untranslated);

@@ -98,14 +98,14 @@ fn ports_of(node: Option<NodeValue>) -> PortRange {
 const MAX_LISTS: usize = 8;
 
 /// Hands over the flows in the map. The programs already leave new flows to netfilter. Afterwards
-/// the programs translate no flow, unless packets revive flows that have ended again and again.
+/// the programs translate no flow, except ended flows that got new packets before each list.
 ///
 /// A packet that was in a program at that moment may begin one more flow, and conntrack has it only
 /// when the packet leaves the node. The second pass finds it. The flows that conntrack still does
 /// not have then had no packet since conntrack began to track connections on this node.
 ///
-/// Flows that stay behind are removed. With its entries, a flow would go on with a later packet of
-/// its client, which may begin a new conversation, until the programs leave the link.
+/// Flows that have ended are removed. Otherwise a new conversation from the same client port would
+/// continue such a flow, and change its endpoint when the programs leave the link.
 pub(crate) fn hand_flows(pins: &PinDir) -> Result<HandoverCounts, KernelError> {
     let mut flows = Flows::open(pins)?;
     let mut counts = HandoverCounts::default();
