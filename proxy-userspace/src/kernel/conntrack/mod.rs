@@ -6,6 +6,7 @@
 //! family, protocol and port (`CTA_FILTER`, cb8aa9a3affb). Older kernels dump all entries of the
 //! family, and shunt filters them.
 
+mod connection;
 mod handover;
 mod liberal;
 mod message;
@@ -16,15 +17,18 @@ use std::{io, net::SocketAddr};
 use netlink_packet_core::NLM_F_DUMP;
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
-pub use self::handover::{
-    Connection, HandoverCounts, TrackedConnection, Translator, find_connections, for_each_connection,
-    hand_over, hand_over_untracked, replace_entries, track, translates_connections,
-};
-pub use self::liberal::LiberalConnections;
 use self::{
-    handover::TCP_CONNTRACK_SYN_SENT,
+    connection::TCP_CONNTRACK_SYN_SENT,
     message::{DeletionBatch, Entry, conntrack_type},
     uapi::IPCTNL_MSG_CT_GET,
+};
+pub use self::{
+    connection::{Connection, TrackedConnection},
+    handover::{
+        HandoverCounts, Translator, find_connections, for_each_connection, hand_over, hand_over_untracked,
+        replace_entries, track, translates_connections,
+    },
+    liberal::LiberalConnections,
 };
 use super::{
     KernelError,
@@ -75,7 +79,7 @@ impl AddressPair {
 #[cfg(feature = "fuzzing")]
 pub(super) fn read_any(answer: Attributes<'_>) {
     for protocol in Protocol::ALL {
-        handover::read_connection(answer, protocol, &mut |tracked| Some(tracked.original));
+        connection::read_connection(answer, protocol, &mut |tracked| Some(tracked.original));
     }
     let Some(entry) = Entry::read(answer, Protocol::Udp) else { return };
     let mut deletion = DeletionBatch::default();
