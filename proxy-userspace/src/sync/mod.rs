@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod backstop_report;
+mod channels;
 mod conflicts;
 mod displaced;
 mod failure;
@@ -18,19 +19,27 @@ mod no_local_endpoints;
 mod node_wait;
 mod report;
 mod schedule;
+mod settings;
 mod takeover_stage;
 
 #[cfg(test)]
 mod tests;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tokio::{
-    sync::{Notify, mpsc, watch},
+    sync::{mpsc, watch},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 
+pub use self::{
+    channels::{Inputs, Outputs},
+    inspection::{Inspected, Inspector, NoAnswer, Request, TraceEnd},
+    node_wait::PodCidrsError,
+    settings::{SyncPeriods, SyncSettings},
+    takeover_stage::TakeoverStage,
+};
 use self::{
     conflicts::Conflicts,
     failure::Failure,
@@ -42,18 +51,12 @@ use self::{
     report::{now, unix_now},
     schedule::Schedule,
 };
-pub use self::{
-    inspection::{Inspected, Inspector, NoAnswer, Request, TraceEnd},
-    node_wait::PodCidrsError,
-    takeover_stage::TakeoverStage,
-};
 use crate::{
     causes::with_causes,
     dataplane::{FailureScope, Mode, RenderError, Renderer, ebpf::TracingPrograms},
-    health::{HealthChecks, ProxyHealth, Status, SyncTask},
-    metrics::{Metrics, SyncExtent, WatchedKind},
-    model::{Dirty, IpFamily, Model, ModelSettings, NodeFacts, TriggerTime, WatchEvent},
-    node::NodeEvents,
+    health::SyncTask,
+    metrics::{SyncExtent, WatchedKind},
+    model::{Dirty, IpFamily, Model, NodeFacts, TriggerTime, WatchEvent},
 };
 
 /// The most events taken in before the next sync. A source that never pauses cannot delay it.
@@ -79,78 +82,6 @@ pub enum SyncError {
         /// The error of the last attempt.
         error: String,
     },
-}
-
-/// How often the loop acts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SyncPeriods {
-    /// The least time between two syncs under load; may be zero.
-    pub min_sync_period: Duration,
-    /// How often the kernel is compared with the whole Snapshot.
-    pub sync_period: Duration,
-    /// How long the dataplane may fail before another mode replaces it; `None` for any time. A
-    /// dataplane that serves all but some Services does not count as failing.
-    pub give_up_after: Option<Duration>,
-    /// Nothing is programmed before this node's Node object is known and has the fields that rules
-    /// depend on, within limits. An API server sends the Node together with the other objects, or
-    /// soon after them if the node is new.
-    pub wait_for_node: bool,
-}
-
-/// Settings of the loop. They can change while it runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SyncSettings {
-    /// The settings of endpoint resolution.
-    pub model: ModelSettings,
-    /// How often the loop acts.
-    pub periods: SyncPeriods,
-}
-
-/// What the loop receives.
-pub struct Inputs {
-    /// Objects.
-    pub events: mpsc::Receiver<WatchEvent>,
-    /// The node's links and addresses; `None` until they were read once.
-    pub node_facts: watch::Receiver<Option<NodeFacts>>,
-    /// Notified when somebody else changed what the proxy wrote into the kernel.
-    pub drift: Arc<Notify>,
-    /// Settings that replace those the loop started with.
-    pub settings: watch::Receiver<SyncSettings>,
-    /// What others ask of the loop.
-    pub requests: mpsc::Receiver<Request>,
-}
-
-/// Where the loop reports to.
-#[derive(Clone, Debug)]
-pub struct Outputs {
-    /// Metrics.
-    pub metrics: Metrics,
-    /// Health.
-    pub health: ProxyHealth,
-    /// What `/statusz` shows. The loop also compares with it to find what changed.
-    pub status: Status,
-    /// Kubernetes Events on the Node.
-    pub events: NodeEvents,
-    /// Health check node ports.
-    pub health_checks: watch::Sender<HealthChecks>,
-    /// What [`announce_dsr`](crate::watch::announce_dsr) must write about this node. `None` if the
-    /// Node has it already, or if nobody knows yet.
-    pub dsr_announcement: watch::Sender<Option<Vec<SocketAddr>>>,
-}
-
-impl Outputs {
-    /// Creates outputs that nothing was reported to. `/healthz` fails if a sync is due for longer
-    /// than `health_timeout`.
-    pub fn new(health_timeout: Duration, events: NodeEvents) -> Self {
-        Self {
-            metrics: Metrics::default(),
-            health: ProxyHealth::new(health_timeout),
-            status: Status::default(),
-            events,
-            health_checks: watch::Sender::default(),
-            dsr_announcement: watch::Sender::default(),
-        }
-    }
 }
 
 /// The sync loop with its model and its dataplane.

@@ -6,7 +6,7 @@ mod udp;
 
 use std::{num::NonZeroU16, sync::Arc};
 
-use tokio::task::JoinHandle;
+use tokio::{sync::Notify, task::JoinHandle};
 
 use super::*;
 use crate::{
@@ -16,9 +16,10 @@ use crate::{
         fake::{Call, FakeDataplane},
     },
     model::{
-        Balance, Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, Node, NodePortAddresses,
-        Protocol, Service, ServiceType, TrafficPolicy, UnixNanos, XdpPolicy, testing,
+        Balance, Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, ModelSettings, Node,
+        NodePortAddresses, Protocol, Service, ServiceType, TrafficPolicy, UnixNanos, XdpPolicy, testing,
     },
+    node::NodeEvents,
 };
 
 const MILLI: Duration = Duration::from_millis(1);
