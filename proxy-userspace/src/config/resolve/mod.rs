@@ -1,20 +1,19 @@
 //! Loads a [`Config`] from the command line, the file and the environment, with upstream's defaults
 //! and checks that involve several settings.
 
+mod ebpf;
 mod logging;
 
 pub use self::logging::filter_at as log_filter_at;
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    num::NonZeroU16,
     path::PathBuf,
     sync::Arc,
     time::Duration,
 };
 
 use ipnet::IpNet;
-use proxy_common::{layout::MapSizes, maglev::TableSize};
 
 use super::{
     effective::EffectiveSettings,
@@ -23,17 +22,15 @@ use super::{
     file::ConfigFile,
     flags::Flags,
     gates::{self, FeatureGate, FeatureGates},
-    resolved::{Config, EbpfConfig, IpvsConfig, ObjectSource},
+    resolved::{Config, IpvsConfig, ObjectSource},
     settings::Settings,
 };
 use crate::{
-    kernel::{cgroup, ipvs::Timeouts},
-    mode::{
-        BackstopPolicy, DsrReturn, LinksDirect, LinksMasquerade, LinksPath, LinksXdp, Mode, SocketsScope,
-    },
+    kernel::ipvs::Timeouts,
+    mode::Mode,
     model::{
-        Balance, DetectLocalMode, InterfaceGlobs, LinkName, ModelSettings, NodePortAddresses, PortRange,
-        XdpPolicy, parse_cidr_sloppy,
+        Balance, DetectLocalMode, InterfaceGlobs, LinkName, ModelSettings, NodePortAddresses,
+        parse_cidr_sloppy,
     },
     net::ContentType,
     node::{ConntrackSettings, NodeSettings},
@@ -106,8 +103,8 @@ fn resolve(mut settings: Settings, environment: &Environment, auto: Mode) -> Res
         min_sync_period,
         masquerade_mark: masquerade_mark(&settings, mode),
         localhost_node_ports: settings.is_true(LOCALHOST_NODE_PORTS),
-        counted_services: counted_services(&settings),
-        ebpf: ebpf(&mut settings, environment, mode == Mode::Ebpf && !mode_is_auto),
+        counted_services: ebpf::counted_services(&settings),
+        ebpf: ebpf::dataplane(&mut settings, environment, mode == Mode::Ebpf && !mode_is_auto),
         ipvs: ipvs(&mut settings, mode),
         log_format: logging::format(&settings),
         log_filter: logging::filter(&mut settings, environment),
@@ -145,11 +142,11 @@ fn model(
         ignores_external_ips: !gates.is_on(FeatureGate::AllowServiceExternalIps),
         leaves_cluster_ips_of_links: mode == Mode::Ebpf,
         masquerade_all: settings.is_true(&field(settings, masquerade_section(mode), "masqueradeAll")),
-        masquerade_ports: masquerade_ports(settings).filter(|_| mode == Mode::Ebpf),
-        masquerades_with_direct_path: masquerades_with_direct_path(settings),
-        xdp: xdp(settings),
-        dsr_port: dsr_port(settings).filter(|_| mode == Mode::Ebpf),
-        dsr_returns: dsr_returns(settings),
+        masquerade_ports: ebpf::masquerade_ports(settings).filter(|_| mode == Mode::Ebpf),
+        masquerades_with_direct_path: ebpf::masquerades_with_direct_path(settings),
+        xdp: ebpf::xdp(settings),
+        dsr_port: ebpf::dsr_port(settings).filter(|_| mode == Mode::Ebpf),
+        dsr_returns: ebpf::dsr_returns(settings),
         balance: if settings.is_true("shunt.links.maglev") { Balance::Maglev } else { Balance::Random },
         interfaces: InterfaceGlobs {
             only: settings.globs("shunt.ebpf.interfaces"),
@@ -395,133 +392,6 @@ fn bind_addresses(settings: &Settings) -> (Option<SocketAddr>, Option<SocketAddr
     )
 }
 
-fn ebpf(settings: &mut Settings, environment: &Environment, is_needed: bool) -> EbpfConfig {
-    let given = settings.text("shunt.ebpf.cgroupRoot").map(PathBuf::from);
-    let cgroup_root = given.or_else(|| cgroup::first_mount(&environment.mounts));
-    if cgroup_root.is_none() && is_needed {
-        let allowed = "must be a cgroup v2 directory: none is mounted; mount one with: \
-                       mount -t cgroup2 none /sys/fs/cgroup";
-        settings.reject("shunt.ebpf.cgroupRoot", allowed);
-    }
-    for path in ["shunt.ebpf.cgroupRoot", "shunt.ebpf.pinDir"] {
-        if settings.text(path).is_some_and(|text| !text.starts_with('/')) {
-            settings.reject(path, "must be an absolute path");
-        }
-    }
-    let (backstop, links_path) = backstop(settings);
-    EbpfConfig {
-        cgroup_root: cgroup_root.unwrap_or_default(),
-        pin_dir: settings.text("shunt.ebpf.pinDir").unwrap_or_default().into(),
-        map_sizes: map_sizes(settings),
-        masquerade_mark: masquerade_mark(settings, Mode::Ebpf),
-        log: logging::of_programs(settings),
-        backstop,
-        links_path,
-        links_direct: links_direct(settings),
-        maglev_table_size: maglev_table_size(settings),
-        sockets_scope: settings
-            .text("shunt.sockets.scope")
-            .and_then(SocketsScope::from_name)
-            .unwrap_or(SocketsScope::Auto),
-    }
-}
-
-/// Returns the backstop's policy and the path of packets that come in on links.
-fn backstop(settings: &mut Settings) -> (BackstopPolicy, LinksPath) {
-    let policy = settings.text("shunt.backstop").and_then(BackstopPolicy::from_name);
-    let path = settings.text("shunt.links.path").and_then(LinksPath::from_name);
-    if (policy, path) == (Some(BackstopPolicy::Never), Some(LinksPath::Netfilter)) {
-        settings.reject("shunt.links.path", "must be auto, programs or direct when shunt.backstop is never");
-    }
-    (policy.unwrap_or(BackstopPolicy::Auto), path.unwrap_or(LinksPath::Auto))
-}
-
-/// Returns which packets take the direct path.
-fn links_direct(settings: &mut Settings) -> LinksDirect {
-    const PATH: &str = "shunt.links.direct";
-    let direct = settings.text(PATH).and_then(LinksDirect::from_name).unwrap_or(LinksDirect::Learned);
-    let masquerade = settings.text("shunt.links.masquerade").and_then(LinksMasquerade::from_name);
-    if (direct, masquerade) == (LinksDirect::Whole, Some(LinksMasquerade::Netfilter)) {
-        settings.reject(PATH, "must be learned when shunt.links.masquerade is netfilter");
-    }
-    direct
-}
-
-/// Returns which links have an XDP program.
-fn xdp(settings: &Settings) -> XdpPolicy {
-    match settings.text("shunt.links.xdp").and_then(LinksXdp::from_name) {
-        None | Some(LinksXdp::Off) => XdpPolicy::Off,
-        Some(LinksXdp::Auto) => XdpPolicy::Auto,
-        Some(LinksXdp::Generic) => XdpPolicy::Generic,
-        Some(LinksXdp::Native) => XdpPolicy::Native,
-    }
-}
-
-/// Returns the port of the tunnel for direct server return, if it is on.
-fn dsr_port(settings: &Settings) -> Option<NonZeroU16> {
-    NonZeroU16::new(settings.integer("shunt.dsr.port")).filter(|_| settings.is_true("shunt.dsr.enabled"))
-}
-
-/// Returns true if packets for clients go back through that tunnel.
-fn dsr_returns(settings: &Settings) -> bool {
-    settings.text("shunt.dsr.return").and_then(DsrReturn::from_name) == Some(DsrReturn::Tunnel)
-}
-
-/// Returns the numbers of entries of the maps. A map that is not used has room for one.
-fn map_sizes(settings: &mut Settings) -> MapSizes {
-    let counted_services = counted_services(settings);
-    let sizes = MapSizes::from_settings(|setting| settings.integer(setting.path));
-    let uses_returns = dsr_port(settings).is_some() && dsr_returns(settings);
-    let dsr_returns = if uses_returns { sizes.dsr_returns } else { 1 };
-    MapSizes { counted_services, dsr_returns, ..sizes }
-}
-
-/// Returns the smallest number of entries of a Maglev table.
-fn maglev_table_size(settings: &mut Settings) -> TableSize {
-    const PATH: &str = "shunt.links.maglevTableSize";
-    let size = TableSize::of_entries(settings.integer(PATH));
-    if size.is_none() {
-        let sizes = TableSize::ENTRIES.map(|entries| entries.to_string());
-        settings.reject(PATH, format!("must be one of these primes: {}", sizes.join(", ")));
-    }
-    size.unwrap_or_default()
-}
-
-/// Returns the source ports of the flows that the link programs masquerade, if they may.
-fn masquerade_ports(settings: &mut Settings) -> Option<PortRange> {
-    const PATH: &str = "shunt.links.masqueradePorts";
-    let ports = settings.text(PATH).and_then(PortRange::parse);
-    if ports.is_none() {
-        settings.reject(PATH, "must be a range of ports such as 1024-29999");
-    }
-    let may_masquerade = match links_masquerade(settings) {
-        (LinksMasquerade::Programs, _) => true,
-        (LinksMasquerade::Auto, path) => matches!(path, LinksPath::Auto | LinksPath::Direct),
-        (LinksMasquerade::Netfilter, _) => false,
-    };
-    ports.filter(|_| may_masquerade)
-}
-
-/// Returns true if the programs masquerade only on a node that has the direct path, and shunt
-/// decides whether this node has it.
-fn masquerades_with_direct_path(settings: &Settings) -> bool {
-    links_masquerade(settings) == (LinksMasquerade::Auto, LinksPath::Auto)
-}
-
-fn links_masquerade(settings: &Settings) -> (LinksMasquerade, LinksPath) {
-    let by = settings.text("shunt.links.masquerade").and_then(LinksMasquerade::from_name);
-    let path = settings.text("shunt.links.path").and_then(LinksPath::from_name);
-    (by.unwrap_or(LinksMasquerade::Auto), path.unwrap_or(LinksPath::Auto))
-}
-
 fn masquerade_mark(settings: &Settings, mode: Mode) -> u32 {
     1 << settings.integer::<u32>(&format!("{}.masqueradeBit", masquerade_section(mode)))
-}
-
-fn counted_services(settings: &Settings) -> u32 {
-    if settings.is_true("shunt.serviceMetrics.enabled") {
-        settings.integer("shunt.serviceMetrics.maxServices")
-    } else {
-        0
-    }
 }
