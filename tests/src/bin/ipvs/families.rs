@@ -37,9 +37,11 @@ fn breakable(directory: &Path, program: &str, real: &Path) -> io::Result<()> {
 /// the real command.
 fn without_matches(directory: &Path, program: &str, real: &Path) -> io::Result<()> {
     let real = real.display();
+    // A guest has no `cat` in the usual directories.
     let text = format!(
-        "#!/bin/sh\nPATH=/usr/sbin:/usr/bin:/sbin:/bin\ncase \"$*\" in *--version*) exec {real} \"$@\";; esac\n\
-         input=$(cat)\ncase \"$input\" in *'-m ipvs'*|*'-m physdev'*) echo 'no such match' >&2; exit 2;; esac\n\
+        "#!/bin/sh\ncase \"$*\" in *--version*) exec {real} \"$@\";; esac\n\
+         input=$(while IFS= read -r line; do printf '%s\\n' \"$line\"; done)\n\
+         case \"$input\" in *'-m ipvs'*|*'-m physdev'*) echo 'no such match' >&2; exit 2;; esac\n\
          printf '%s\\n' \"$input\" | {real} \"$@\"\n"
     );
     write_script(&directory.join(program), &text)
