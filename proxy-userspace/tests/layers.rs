@@ -46,7 +46,7 @@ const LAYERS: &[Layer] = &[
     // Asks the daemon and the kernel, and judges what it got.
     layer(
         "doctor",
-        &["causes", "dataplane", "health", "inspect", "kernel", "link_path", "net", "probe"],
+        &["causes", "dataplane", "health", "inspect", "kernel", "link_path", "net", "output_file", "probe"],
         KUBE,
     ),
     // Pure, as the model.
@@ -95,12 +95,17 @@ const LAYERS: &[Layer] = &[
     // Plain types, for layers that must not use each other.
     layer("net", &[], KUBE),
     layer("node", &["kernel", "model"], KUBE),
+    layer("output_file", &[], KUBE),
     layer("probe", &["kernel", "mode"], KUBE),
     layer("sync", &["causes", "dataplane", "health", "metrics", "model", "net", "node"], KUBE),
     // Asks the daemon and the kernel; draws on the terminal.
     layer("top", &["duration", "health", "inspect", "kernel", "mode"], KUBE),
     // Asks the sync loop, and exchanges the programs.
-    layer("trace", &["causes", "dataplane", "duration", "explain", "kernel", "model", "net", "sync"], KUBE),
+    layer(
+        "trace",
+        &["causes", "dataplane", "duration", "explain", "kernel", "model", "net", "output_file", "sync"],
+        KUBE,
+    ),
     // Shows what `inspect` reads.
     layer("ui", &["explain", "health", "inspect", "node", "sync"], KUBE),
     layer("watch", &["captured_log", "causes", "model", "net", "node", "yaml"], &[]),

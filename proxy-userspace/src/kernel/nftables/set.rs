@@ -166,10 +166,14 @@ fn length(fields: &[FieldType], family: IpFamily) -> u32 {
 }
 
 /// Returns nft's type (`enum datatypes`). A concatenation has six bits for each field.
+///
+/// A number is a `mark` (19), four bytes in the byte order of the host. The type `integer` (4) has
+/// no length: nft before 1.0.6 does not read the user data for elements, and ends with a failed
+/// assertion when it sorts keys with such a field.
 fn concatenated_type(fields: &[FieldType], family: IpFamily) -> u32 {
     fields.iter().fold(0, |concatenation, field| {
         let field = match (field, family) {
-            (FieldType::Number, _) => 4,
+            (FieldType::Number, _) => 19,
             (FieldType::Address, IpFamily::V4) => 7,
             (FieldType::Address, IpFamily::V6) => 8,
             (FieldType::Protocol, _) => 12,

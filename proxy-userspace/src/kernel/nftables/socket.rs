@@ -33,6 +33,8 @@ pub struct Nftables {
 /// The messages of a transaction.
 struct Transaction {
     messages: MessageBuffer,
+    /// The sequence number of the first message.
+    begin: u32,
     /// The sequence number of each message, and the index of its first change.
     first_changes: Vec<(u32, usize)>,
 }
@@ -62,10 +64,11 @@ impl Nftables {
         }
         let failed = |object: String| KernelError::call("apply", object);
         let all = || format!("{} nftables changes to the tables {table}", changes.len());
-        let Transaction { messages, first_changes } = self.transaction(table, changes);
+        let Transaction { messages, begin, first_changes } = self.transaction(table, changes);
         self.socket.socket.send(messages.as_bytes(), 0).map_err(failed(all()))?;
         drop(messages);
-        let Err((sequence, source)) = self.result(first_changes.last().map_or(0, |(last, _)| *last)) else {
+        let last = first_changes.last().map_or(begin, |(last, _)| *last);
+        let Err((sequence, source)) = self.result(begin, last) else {
             return Ok(());
         };
         let message = first_changes.iter().find(|(number, _)| *number == sequence);
@@ -80,10 +83,12 @@ impl Nftables {
         let mut messages = MessageBuffer::default();
         let mut first_changes = Vec::new();
         let delimit = |messages: &mut MessageBuffer, message| {
-            let header = nfgenmsg(libc::AF_UNSPEC, NFNL_SUBSYS_NFTABLES);
-            messages.message(nfnl_type(0, message), 0, self.socket.next_sequence(), header, |_| {});
+            let (header, sequence) =
+                (nfgenmsg(libc::AF_UNSPEC, NFNL_SUBSYS_NFTABLES), self.socket.next_sequence());
+            messages.message(nfnl_type(0, message), 0, sequence, header, |_| {});
+            sequence
         };
-        delimit(&mut messages, NFNL_MSG_BATCH_BEGIN);
+        let begin = delimit(&mut messages, NFNL_MSG_BATCH_BEGIN);
         let (mut index, mut last) = (0, 0);
         while let Some((family, change)) = changes.get(index) {
             let sequence = self.socket.next_sequence();
@@ -97,13 +102,17 @@ impl Nftables {
         }
         messages.add_flags(last, NLM_F_ACK);
         delimit(&mut messages, NFNL_MSG_BATCH_END);
-        Transaction { messages, first_changes }
+        Transaction { messages, begin, first_changes }
     }
 
-    /// Reads the result of a transaction. `last` is the sequence number of the message that
-    /// requested an acknowledgement. All answers are in the receive buffer when sending returns.
-    /// Returns the first error with the sequence number of its message.
-    fn result(&self, last: u32) -> Result<(), (u32, io::Error)> {
+    /// Reads the result of a transaction. `begin` is the sequence number of its first message, and
+    /// `last` that of the message that requested an acknowledgement. All answers are in the receive
+    /// buffer when sending returns. Returns the first error with the sequence number of its message.
+    ///
+    /// The kernel answers each change that fails. If the answers do not fit into the receive buffer,
+    /// it discards the rest, and one call returns ENOBUFS. The answers before are still in the
+    /// buffer: the next transaction must not find them.
+    fn result(&self, begin: u32, last: u32) -> Result<(), (u32, io::Error)> {
         let mut result = Err((last, io::Error::new(ErrorKind::TimedOut, "the kernel does not answer")));
         let mut first_error = None;
         let mut datagram = Vec::with_capacity(LARGEST_DATAGRAM);
@@ -112,10 +121,17 @@ impl Nftables {
             match self.socket.socket.recv(&mut datagram, libc::MSG_DONTWAIT) {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                    result = Err((last, error));
+                    continue;
+                }
                 Err(source) => return Err((last, source)),
             }
             for answer in messages_of(&datagram) {
                 let sequence = answer.sequence_number();
+                if sequence.wrapping_sub(begin) > last.wrapping_sub(begin) {
+                    continue;
+                }
                 match error_of(&answer) {
                     Some(error) => drop(first_error.get_or_insert((sequence, error))),
                     None if sequence == last => result = Ok(()),

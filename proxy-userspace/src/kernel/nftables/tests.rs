@@ -9,7 +9,10 @@ use super::{
     Nftables, Rule, Selector, Set, SetKind, Statement, Verdict,
 };
 use crate::{
-    kernel::command::{Command, Launcher},
+    kernel::{
+        KernelError,
+        command::{Command, Launcher},
+    },
     net::Protocol,
 };
 
@@ -189,6 +192,27 @@ fn failed_transaction_changes_no_element() {
             assert!(error.contains("delete element") && error.contains(". tcp . 80 . "), "{error}");
             assert_eq!(sorted_elements(&mut nftables, family, map), expected, "no element changed");
         }
+    });
+}
+
+/// The receive buffer takes the answers of some hundred changes.
+#[test]
+fn thousands_of_refused_changes_leave_no_answer_for_the_next_transaction() {
+    in_new_namespace(|| {
+        let mut nftables = Nftables::open().expect("root");
+        let chain = |number: u16| Name::from(format!("chain-{number}"));
+        let table = (IpFamily::V4, Change::AddTable("a table"));
+        nftables.commit(TABLE, std::slice::from_ref(&table)).expect("a table");
+        let refused: Vec<_> = (0..3_000).map(|n| (IpFamily::V4, Change::DeleteChain(chain(n)))).collect();
+        match nftables.commit(TABLE, &refused) {
+            Err(KernelError::Call { object, source, .. }) => {
+                assert_eq!(source.raw_os_error(), Some(libc::ENOENT));
+                assert!(object.contains("chain-0"), "{object}");
+            }
+            other => panic!("{other:?}"),
+        }
+        let added = Chain { name: chain(0), hook: None };
+        nftables.commit(TABLE, &[(IpFamily::V4, Change::AddChain(added))]).expect("a chain");
     });
 }
 
