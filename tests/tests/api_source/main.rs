@@ -4,6 +4,7 @@
 mod connections;
 mod credentials;
 mod direct_return;
+mod failover;
 mod http_proxies;
 mod lists;
 mod proxy_server;

@@ -14,6 +14,7 @@ use super::{
     backoff::Backoff,
     failure::{Failure, FailureClass},
     request::ESCAPED,
+    response,
 };
 use crate::watch::decode::DSR_ANNOTATION;
 
@@ -76,11 +77,7 @@ async fn patch(client: &kube::Client, node_name: &str, addresses: &[SocketAddr])
         .header(http::header::CONTENT_TYPE, "application/merge-patch+json")
         .body(body(addresses).to_string().into_bytes())
         .map_err(Failure::invalid)?;
-    match timeout(RESPONSE_TIMEOUT, client.request::<Patched>(request)).await {
-        Ok(Ok(Patched {})) => Ok(()),
-        Ok(Err(error)) => Err(Failure::request(&error)),
-        Err(_) => Err(Failure::timeout(RESPONSE_TIMEOUT)),
-    }
+    response::request(client, request, RESPONSE_TIMEOUT).await.map(|Patched {}| ())
 }
 
 /// Returns a patch that changes the annotation only.

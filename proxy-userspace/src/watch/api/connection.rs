@@ -4,24 +4,29 @@
 //! knows only one address and one client certificate.
 
 use std::{
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use futures::future::BoxFuture;
 use http::{
-    HeaderValue, Request, Response, StatusCode, Uri,
+    HeaderValue, Method, Request, Response, StatusCode, Uri,
     header::{AUTHORIZATION, HOST, PROXY_AUTHORIZATION, USER_AGENT},
     uri::PathAndQuery,
 };
 use hyper::body::Incoming;
 use kube::client::Body;
-use tokio::{sync::Mutex, time::Instant};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout},
+};
 use tower::{BoxError, Service};
 
 use super::{
-    credentials::{Credential, CredentialError, Credentials, Identity},
+    credentials::{Credential, CredentialError, Credentials},
     dial::{Connection, DialError, Dialer, Sender, Target},
+    pool::Pool,
     requests::{ApiRequest, OnApiRequest, date_of},
 };
 use crate::causes::with_causes;
@@ -35,11 +40,29 @@ struct Shared {
     credentials: Credentials,
     on_request: OnApiRequest,
     user_agent: HeaderValue,
-    /// One connection with HTTP/2, or one with HTTP/1.1 for each request at a time.
-    open: std::sync::Mutex<Vec<Connection>>,
+    pool: Pool,
     /// Held while a connection is opened, so that requests wait for it and share it. Has the time and
     /// the cause of the last failure.
     dialing: Mutex<Option<(Instant, Arc<str>)>>,
+}
+
+/// An extension of a request: how long the head of its response may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ResponseLimit(pub(super) Duration);
+
+/// An extension of a response: the server that sends it.
+#[derive(Clone)]
+pub(super) struct Origin {
+    shared: Arc<Shared>,
+    target: Arc<Target>,
+}
+
+impl Origin {
+    /// Makes the next requests go to another server, because the rest of the response does not come
+    /// in time.
+    pub(super) fn leave(&self) {
+        self.shared.leave(&self.target);
+    }
 }
 
 /// Why there was no response.
@@ -53,6 +76,8 @@ pub(super) enum ConnectionError {
     Url(#[from] http::Error),
     #[error("the request failed")]
     Request(#[from] hyper::Error),
+    #[error("nothing within {0:?}")]
+    Timeout(Duration),
 }
 
 impl ApiConnection {
@@ -65,9 +90,9 @@ impl ApiConnection {
         );
         let user_agent =
             HeaderValue::try_from(user_agent).unwrap_or_else(|_| HeaderValue::from_static("shunt"));
-        let (open, dialing) = (std::sync::Mutex::default(), Mutex::default());
+        let (pool, dialing) = (Pool::default(), Mutex::default());
         let on_request = Arc::clone(on_request);
-        Self(Arc::new(Shared { dialer, credentials, on_request, user_agent, open, dialing }))
+        Self(Arc::new(Shared { dialer, credentials, on_request, user_agent, pool, dialing }))
     }
 }
 
@@ -82,37 +107,88 @@ impl Service<Request<Body>> for ApiConnection {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let shared = Arc::clone(&self.0);
-        Box::pin(async move {
-            let (method, started) = (request.method().clone(), Instant::now());
-            let mut target = shared.dialer.first();
-            let response = shared.send(request, &mut target).await;
-            (shared.on_request)(&ApiRequest {
-                method: &method,
-                host: target.host_and_port(),
-                status: response.as_ref().ok().map(Response::status),
-                took: started.elapsed(),
-                date: response.as_ref().ok().and_then(|response| date_of(response.headers())),
-            });
-            Ok(response?)
-        })
+        Box::pin(async move { Ok(shared.send(request).await?) })
     }
 }
 
 impl Shared {
-    /// Sends a request. Sets `target` to the address that got it.
+    /// Sends a request. If a server answers that it cannot serve now, the next one gets the request
+    /// at once, until each had it. Requests that change something are sent once.
     async fn send(
+        self: &Arc<Self>,
+        mut request: Request<Body>,
+    ) -> Result<Response<Incoming>, ConnectionError> {
+        let mut others = self.dialer.addresses() - 1;
+        loop {
+            let copy = copy_of_read(&request).filter(|_| others > 0);
+            let response = self.attempt(request).await?;
+            match copy {
+                Some(copy) if is_unable(response.status()) => request = copy,
+                _ => return Ok(response),
+            }
+            others -= 1;
+        }
+    }
+
+    /// Sends a request to one server, and reports it. Leaves a server that cannot serve now.
+    async fn attempt(
+        self: &Arc<Self>,
+        request: Request<Body>,
+    ) -> Result<Response<Incoming>, ConnectionError> {
+        let (method, started) = (request.method().clone(), Instant::now());
+        let mut target = self.dialer.first();
+        let mut response = self.authenticate_and_send(request, &mut target).await;
+        (self.on_request)(&ApiRequest {
+            method: &method,
+            host: target.host_and_port(),
+            status: response.as_ref().ok().map(Response::status),
+            took: started.elapsed(),
+            date: response.as_ref().ok().and_then(|response| date_of(response.headers())),
+        });
+        match &mut response {
+            Ok(response) if !is_unable(response.status()) => {
+                response.extensions_mut().insert(Origin { shared: Arc::clone(self), target });
+            }
+            Ok(_) | Err(ConnectionError::Timeout(_)) => self.leave(&target),
+            Err(_) => {}
+        }
+        response
+    }
+
+    async fn authenticate_and_send(
         &self,
         mut request: Request<Body>,
         target: &mut Arc<Target>,
     ) -> Result<Response<Incoming>, ConnectionError> {
+        let limit = request.extensions_mut().remove::<ResponseLimit>();
         let credential = self.credentials.current().await?;
         request.headers_mut().insert(USER_AGENT, self.user_agent.clone());
         if let Some(authorization) = &credential.authorization {
             request.headers_mut().insert(AUTHORIZATION, authorization.clone());
         }
+        let exchange = self.exchange(request, &credential, target);
+        let response = match limit {
+            Some(ResponseLimit(limit)) => {
+                timeout(limit, exchange).await.map_err(|_| ConnectionError::Timeout(limit))??
+            }
+            None => exchange.await?,
+        };
+        if response.status() == StatusCode::UNAUTHORIZED {
+            self.credentials.reject(&credential).await;
+        }
+        Ok(response)
+    }
+
+    /// Sends a request on a connection. Sets `target` to the address that got it.
+    async fn exchange(
+        &self,
+        mut request: Request<Body>,
+        credential: &Credential,
+        target: &mut Arc<Target>,
+    ) -> Result<Response<Incoming>, ConnectionError> {
         let path = request.uri().path_and_query().cloned();
         loop {
-            let (mut connection, is_new) = self.connection(&credential).await?;
+            let (mut connection, is_new) = self.connection(credential).await?;
             target.clone_from(&connection.target);
             address(&mut request, &connection, path.as_ref())?;
             let sent = match &mut connection.sender {
@@ -121,9 +197,8 @@ impl Shared {
             };
             match sent {
                 Ok(response) => {
-                    self.give_back(connection);
-                    if response.status() == StatusCode::UNAUTHORIZED {
-                        self.credentials.reject(&credential).await;
+                    if Arc::ptr_eq(&connection.target, &self.dialer.first()) {
+                        self.pool.give_back(connection);
                     }
                     return Ok(response);
                 }
@@ -139,13 +214,13 @@ impl Shared {
     /// Returns a connection for one request, and true if it is new.
     async fn connection(&self, credential: &Credential) -> Result<(Connection, bool), ConnectionError> {
         let identity = credential.identity.as_ref();
-        if let Some(connection) = self.take(identity) {
+        if let Some(connection) = self.pool.take(identity) {
             return Ok((connection, false));
         }
         let began = Instant::now();
         let mut failure = self.dialing.lock().await;
         // Another request may have opened it, or failed to, meanwhile.
-        if let Some(connection) = self.take(identity) {
+        if let Some(connection) = self.pool.take(identity) {
             return Ok((connection, false));
         }
         if let Some((_, why)) = failure.as_ref().filter(|(failed, _)| *failed >= began) {
@@ -154,7 +229,7 @@ impl Shared {
         match self.dialer.connect(credential.identity.clone()).await {
             Ok(connection) => {
                 *failure = None;
-                self.open().extend(connection.share());
+                self.pool.share(&connection);
                 Ok((connection, true))
             }
             Err(errors) => {
@@ -165,61 +240,30 @@ impl Shared {
         }
     }
 
-    /// Makes a connection with HTTP/1.1 available again, once its response was read.
-    fn give_back(&self, connection: Connection) {
-        if matches!(connection.sender, Sender::Http1(_)) {
-            self.open().push(connection);
+    /// Makes the next requests go to another server than `target`. If there is none, does nothing.
+    fn leave(&self, target: &Arc<Target>) {
+        if self.dialer.leave(target) {
+            self.pool.leave(target);
         }
-    }
-
-    /// Returns a connection that can take a request. Breaks connections whose client certificate
-    /// was replaced.
-    fn take(&self, identity: Option<&Arc<Identity>>) -> Option<Connection> {
-        let mut open = self.open();
-        open.retain(|connection| {
-            let is_current = connection.identity.as_ref() == identity;
-            if !is_current {
-                connection.task.abort();
-            }
-            is_current && !connection.is_closed()
-        });
-        let ready = open.iter().position(Connection::is_ready)?;
-        match open[ready].share() {
-            Some(shared) => Some(shared),
-            None => Some(open.swap_remove(ready)),
-        }
-    }
-
-    fn open(&self) -> MutexGuard<'_, Vec<Connection>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Connection {
-    /// Returns another sender for the same connection, if it carries several requests at once.
-    fn share(&self) -> Option<Self> {
-        let Sender::Http2(sender) = &self.sender else { return None };
-        Some(Self {
-            sender: Sender::Http2(sender.clone()),
-            target: Arc::clone(&self.target),
-            identity: self.identity.clone(),
-            task: self.task.clone(),
-        })
-    }
+/// Returns true for an answer of a server that is overloaded, broken, or not ready. Another server
+/// may be able to serve.
+fn is_unable(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)
+}
 
-    fn is_closed(&self) -> bool {
-        match &self.sender {
-            Sender::Http2(sender) => sender.is_closed(),
-            Sender::Http1(sender) => sender.is_closed(),
-        }
+/// Copies a request, if it only reads.
+fn copy_of_read(request: &Request<Body>) -> Option<Request<Body>> {
+    if request.method() != Method::GET {
+        return None;
     }
-
-    fn is_ready(&self) -> bool {
-        match &self.sender {
-            Sender::Http2(sender) => sender.is_ready(),
-            Sender::Http1(sender) => sender.is_ready(),
-        }
-    }
+    let mut copy = Request::new(request.body().try_clone()?);
+    copy.uri_mut().clone_from(request.uri());
+    copy.headers_mut().clone_from(request.headers());
+    copy.extensions_mut().extend(request.extensions().clone());
+    Some(copy)
 }
 
 /// Writes URL and headers for a connection.

@@ -106,6 +106,8 @@ pub(super) struct Dialer {
     targets: Vec<Arc<Target>>,
     /// The index of the address to try first.
     first: Arc<AtomicUsize>,
+    /// The index of the address of the last connection.
+    last: AtomicUsize,
     tcp: HttpConnector,
     tls: Arc<Tls>,
     probing: Probing,
@@ -115,14 +117,30 @@ impl Dialer {
     /// Connects to one of `targets`. Nodes start with different ones, to spread the load.
     pub(super) fn new(targets: Vec<Target>, tls: Tls) -> Arc<Self> {
         let probing = if targets.len() > 1 { Probing::OF_SEVERAL_ADDRESSES } else { Probing::OF_ONE_ADDRESS };
-        let first = Arc::new(AtomicUsize::new(fastrand::usize(..targets.len().max(1))));
+        let start = fastrand::usize(..targets.len().max(1));
+        let (first, last) = (Arc::new(AtomicUsize::new(start)), AtomicUsize::new(start));
         let targets = targets.into_iter().map(Arc::new).collect();
-        Arc::new(Self { targets, first, tcp: tcp_connector(probing), tls: Arc::new(tls), probing })
+        Arc::new(Self { targets, first, last, tcp: tcp_connector(probing), tls: Arc::new(tls), probing })
     }
 
     /// Returns the address that is tried first.
     pub(super) fn first(&self) -> Arc<Target> {
         Arc::clone(&self.targets[self.first.load(Ordering::Relaxed)])
+    }
+
+    /// Returns the number of addresses.
+    pub(super) fn addresses(&self) -> usize {
+        self.targets.len()
+    }
+
+    /// Makes the next connection start with the address after `target`, which does not serve now.
+    /// Returns false if there is only one address.
+    pub(super) fn leave(&self, target: &Arc<Target>) -> bool {
+        let index = self.targets.iter().position(|other| Arc::ptr_eq(other, target));
+        let Some(index) = index.filter(|_| self.targets.len() > 1) else { return false };
+        // Another request may have left it before.
+        move_on(&self.first, index, self.targets.len());
+        true
     }
 
     /// Opens a connection to the address that worked last, or else to the first one that answers.
@@ -137,7 +155,7 @@ impl Dialer {
         let mut attempts = FuturesUnordered::new();
         let mut errors = Vec::new();
         let mut next =
-            || waiting.next().map(|index| Arc::clone(self).attempt(index, identity.clone()).boxed());
+            || waiting.next().map(|index| Arc::clone(self).attempt(index, first, identity.clone()).boxed());
         attempts.extend(next());
         while !attempts.is_empty() {
             tokio::select! {
@@ -154,9 +172,11 @@ impl Dialer {
         Err(errors)
     }
 
+    /// Opens a connection to the address `index`. `first` is the address that was tried first.
     async fn attempt(
         self: Arc<Self>,
         index: usize,
+        first: usize,
         identity: Option<Arc<Identity>>,
     ) -> Result<Connection, DialError> {
         let target = Arc::clone(&self.targets[index]);
@@ -171,7 +191,9 @@ impl Dialer {
             let (sender, connection) = http1::handshake(io).await.map_err(|error| target.error(error))?;
             (Sender::Http1(sender), self.drive(index, connection, files))
         };
-        if self.targets.len() > 1 && self.first.swap(index, Ordering::Relaxed) != index {
+        // Another request may have left the address meanwhile.
+        let _ = self.first.compare_exchange(first, index, Ordering::Relaxed, Ordering::Relaxed);
+        if self.last.swap(index, Ordering::Relaxed) != index {
             info!(server = %target.url, "using another address of the API server");
         }
         Ok(Connection { sender, target, identity, task })
@@ -236,8 +258,7 @@ impl Dialer {
                 ended = connection => if let Err(error) = ended {
                     debug!(%error, "a connection to the API server broke");
                     // The next connection starts with another address.
-                    let next = (index + 1) % count;
-                    let _ = first.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
+                    move_on(&first, index, count);
                 },
                 () = rotated(&tls, files) => {
                     info!("the client certificate was replaced: connecting to the API server again");
@@ -246,6 +267,12 @@ impl Dialer {
         });
         task.abort_handle()
     }
+}
+
+/// Replaces the address `index` by the next one, if `first` still is that address.
+fn move_on(first: &AtomicUsize, index: usize, count: usize) {
+    let next = (index + 1) % count;
+    let _ = first.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 /// Waits until the files of the client certificate differ from those of the connection, and can be

@@ -10,12 +10,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::{
-    sync::mpsc,
-    time::{sleep, timeout},
-};
+use tokio::{sync::mpsc, time::sleep};
 
-use super::failure::{Failure, FailureClass};
+use super::{
+    failure::{Failure, FailureClass},
+    response,
+};
 use crate::{model::NamespacedName, node::NodeEvent};
 
 /// The namespace of Events about objects without a namespace.
@@ -66,11 +66,7 @@ async fn post(client: &kube::Client, body: &Value) -> Result<(), Failure> {
         .header(http::header::CONTENT_TYPE, "application/json")
         .body(body.to_string().into_bytes())
         .map_err(Failure::invalid)?;
-    match timeout(RESPONSE_TIMEOUT, client.request::<Created>(request)).await {
-        Ok(Ok(Created {})) => Ok(()),
-        Ok(Err(error)) => Err(Failure::request(&error)),
-        Err(_) => Err(Failure::timeout(RESPONSE_TIMEOUT)),
-    }
+    response::request(client, request, RESPONSE_TIMEOUT).await.map(|Created {}| ())
 }
 
 fn body(node_name: &str, event: &NodeEvent, now: Timestamp) -> Value {

@@ -2,6 +2,7 @@
 
 use std::{error::Error, fmt, time::Duration};
 
+use super::connection::ConnectionError;
 use crate::causes::with_causes;
 
 /// Why a request or watch failed.
@@ -97,9 +98,13 @@ impl Failure {
     }
 
     pub(super) fn request(error: &kube::Error) -> Self {
-        match error {
-            kube::Error::Api(status) => Self::status(status.code, &status.message),
-            error => Self::new(FailureClass::Unreachable, with_causes(error)),
+        let cause = match error {
+            kube::Error::Service(cause) => cause.downcast_ref::<ConnectionError>(),
+            _ => None,
+        };
+        match cause {
+            Some(ConnectionError::Timeout(limit)) => Self::timeout(*limit),
+            _ => Self::new(FailureClass::Unreachable, with_causes(error)),
         }
     }
 

@@ -16,6 +16,7 @@ mod gzip;
 mod list_reader;
 mod no_proxy;
 mod pods;
+mod pool;
 mod proxy;
 mod reflector;
 mod report;

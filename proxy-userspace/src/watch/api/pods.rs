@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use tokio::{sync::watch, time::timeout};
+use tokio::sync::watch;
 
-use super::failure::{Failure, FailureClass};
+use super::{
+    failure::{Failure, FailureClass},
+    response,
+};
 use crate::{
     model::{NamespacedName, PodPlace},
     watch::decode::{RawPod, pod_place},
@@ -85,10 +88,7 @@ async fn request(client: &kube::Client, name: &NamespacedName) -> Result<RawPod,
     let NamespacedName { namespace, name } = name;
     let request = http::Request::get(format!("/api/v1/namespaces/{namespace}/pods/{name}"));
     let request = request.body(Vec::new()).map_err(Failure::invalid)?;
-    match timeout(RESPONSE_TIMEOUT, client.request::<RawPod>(request)).await {
-        Ok(answer) => answer.map_err(|error| Failure::request(&error)),
-        Err(_) => Err(Failure::timeout(RESPONSE_TIMEOUT)),
-    }
+    response::request(client, request, RESPONSE_TIMEOUT).await
 }
 
 #[cfg(test)]

@@ -7,10 +7,12 @@ use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use http::header::CONTENT_TYPE;
 use http_body_util::{BodyExt as _, Limited};
 use kube::client::Body;
+use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use tower::BoxError;
 
 use super::{
+    connection::{Origin, ResponseLimit},
     failure::Failure,
     request::HttpRequest,
     wire::{MAX_MESSAGE, Status, encoding_of},
@@ -28,6 +30,8 @@ const MAX_ERROR_TEXT: usize = 2048;
 /// The body of a response.
 pub(super) struct Response {
     encoding: ContentType,
+    /// The server. None in tests that have none.
+    origin: Option<Origin>,
     body: Pin<Box<dyn Stream<Item = Result<Bytes, BoxError>> + Send>>,
     /// The bytes that came and are not read yet.
     received: Bytes,
@@ -46,27 +50,45 @@ pub(super) enum Part {
     Timeout,
 }
 
-/// Sends a request and waits for the head of the response. Error statuses are failures.
+/// Sends a request and waits for the head of the response. Error statuses are failures. `limit` does
+/// not include the time that a credential plugin takes.
 pub(super) async fn send(
     client: &kube::Client,
-    request: HttpRequest,
+    mut request: HttpRequest,
     limit: Duration,
 ) -> Result<Response, Failure> {
-    match timeout(limit, open(client, request)).await {
-        Ok(result) => result,
-        Err(_) => Err(Failure::timeout(limit)),
-    }
-}
-
-async fn open(client: &kube::Client, request: HttpRequest) -> Result<Response, Failure> {
+    request.extensions_mut().insert(ResponseLimit(limit));
     let response = client.send(request.map(Body::from)).await.map_err(|error| Failure::request(&error))?;
     let encoding = encoding_of(response.headers().get(CONTENT_TYPE));
     let code = response.status();
     if code.is_client_error() || code.is_server_error() {
-        return Err(failure(code.as_u16(), encoding, response.into_body()).await);
+        let failure = failure(code.as_u16(), encoding, response.into_body());
+        return Err(timeout(limit, failure).await.unwrap_or_else(|_| Failure::timeout(limit)));
     }
+    let origin = response.extensions().get().cloned();
     let body = response.into_body().into_data_stream().map_err(Into::into);
-    Ok(Response { encoding, body: Box::pin(body), received: Bytes::new(), event: BytesMut::new() })
+    Ok(Response { encoding, origin, body: Box::pin(body), received: Bytes::new(), event: BytesMut::new() })
+}
+
+/// Sends a request, and decodes the response as JSON. `limit` is for the head of the response and for
+/// each part of the rest.
+pub(super) async fn request<T: DeserializeOwned>(
+    client: &kube::Client,
+    request: HttpRequest,
+    limit: Duration,
+) -> Result<T, Failure> {
+    let mut response = send(client, request, limit).await?;
+    let mut body = Vec::new();
+    while response.read(limit, |bytes| take(&mut body, bytes)).await? {}
+    serde_json::from_slice(&body).map_err(Failure::invalid)
+}
+
+fn take(body: &mut Vec<u8>, bytes: &[u8]) -> Result<(), Failure> {
+    if body.len() + bytes.len() > MAX_MESSAGE {
+        return Err(Failure::invalid(format!("more than {MAX_MESSAGE} bytes, the limit of an object")));
+    }
+    body.extend_from_slice(bytes);
+    Ok(())
 }
 
 /// Reads the answer to a request that failed. An answer without a `Status` may come from a proxy.
@@ -105,7 +127,17 @@ impl Response {
             Ok(Some(Ok(bytes))) => take(&bytes).map(|()| true),
             Ok(Some(Err(error))) => Err(Failure::disconnected(&*error)),
             Ok(None) => Ok(false),
-            Err(_) => Err(Failure::timeout(limit)),
+            Err(_) => {
+                self.leave_server();
+                Err(Failure::timeout(limit))
+            }
+        }
+    }
+
+    /// Makes the next requests go to another server.
+    fn leave_server(&self) {
+        if let Some(origin) = &self.origin {
+            origin.leave();
         }
     }
 
@@ -195,7 +227,13 @@ mod tests {
     fn response(body: &[u8], size: usize, encoding: ContentType) -> Response {
         let parts: Vec<_> = body.chunks(size).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
         let body = futures::stream::iter(parts);
-        Response { encoding, body: Box::pin(body), received: Bytes::new(), event: BytesMut::new() }
+        Response {
+            encoding,
+            origin: None,
+            body: Box::pin(body),
+            received: Bytes::new(),
+            event: BytesMut::new(),
+        }
     }
 
     async fn events(mut response: Response) -> Result<Vec<Bytes>, Failure> {
