@@ -1,14 +1,19 @@
 //! Credentials that are replaced while the source runs.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result};
+use proxy_userspace::{
+    model::NamespacedName,
+    net::ProxyVariables,
+    watch::{ApiSource, KindStatus, PodReader, Timing, ignore_api_requests, kube_client},
+};
 use shunt_tests::apiserver::Verb;
 use tempfile::TempDir;
 
 use super::{
-    connections::watching,
-    scene::{objects, patient, server_with, service},
+    connections::{kubeconfig, watching},
+    scene::{Scene, objects, patient, server_with, service},
     tls_server::{CLIENTS, TlsServer},
 };
 
@@ -135,29 +140,66 @@ async fn a_plugin_runs_again_when_its_credentials_have_expired() -> Result<()> {
     Ok(())
 }
 
+/// Makes the plugin return this client certificate.
+fn write_plugin_identity(directory: &Path, pem: &str, expires: &str) -> Result<()> {
+    let (certificate, key) = pem.split_once("-----BEGIN PRIVATE").context("certificate and key")?;
+    let status = serde_json::json!({
+        "clientCertificateData": certificate,
+        "clientKeyData": format!("-----BEGIN PRIVATE{key}"),
+        "expirationTimestamp": expires,
+    });
+    Ok(fs::write(directory.join("status"), status.to_string())?)
+}
+
 #[tokio::test]
 async fn a_new_client_certificate_of_a_plugin_replaces_the_connection() -> Result<()> {
     let directory = TempDir::new()?;
     let user = write_plugin(directory.path())?;
-    let write = |pem: &str, expires: &str| {
-        let (certificate, key) = pem.split_once("-----BEGIN PRIVATE").context("certificate and key")?;
-        let status = serde_json::json!({
-            "clientCertificateData": certificate,
-            "clientKeyData": format!("-----BEGIN PRIVATE{key}"),
-            "expirationTimestamp": expires,
-        });
-        anyhow::Ok(fs::write(directory.path().join("status"), status.to_string())?)
-    };
-    write(CLIENTS[0], "2001-01-01T00:00:00Z")?;
+    write_plugin_identity(directory.path(), CLIENTS[0], "2001-01-01T00:00:00Z")?;
     let server = server_with(&objects()).await?;
     let tls = TlsServer::start(server.address(), &["h2"]).await?;
     let mut scene = watching(server, &[tls.url()], &user, patient()).await?;
     scene.synced().await?;
     assert_eq!(tls.clients()?, [Some(0)], "an equal certificate keeps the connection");
-    write(CLIENTS[1], "2901-01-01T00:00:00Z")?;
+    write_plugin_identity(directory.path(), CLIENTS[1], "2901-01-01T00:00:00Z")?;
     scene.watch_again(1).await?;
     scene.server.put(service("web", 81))?;
     scene.port("web", 81).await?;
     assert_eq!(tls.clients()?, [Some(0), Some(1)]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn watches_with_a_replaced_certificate_continue_at_once_on_a_new_connection() -> Result<()> {
+    for protocol in ["h2", "http/1.1"] {
+        let directory = TempDir::new()?;
+        let user = write_plugin(directory.path())?;
+        write_plugin_identity(directory.path(), CLIENTS[0], "2001-01-01T00:00:00Z")?;
+        let server = server_with(&objects()).await?;
+        let tls = TlsServer::start(server.address(), &[protocol]).await?;
+        let file = kubeconfig("https://kubeconfig.test", &user)?;
+        let proxies = ProxyVariables::default();
+        let client = kube_client(Some(file.path()), &[tls.url()], &proxies, &ignore_api_requests()).await?;
+        let timing = Timing { first_retry: Duration::from_mins(1), ..patient() };
+        let mut scene =
+            Scene::with_source(server, ApiSource::new(client.clone(), "node1").with_timing(timing));
+        scene.synced().await?;
+        let before = scene.status(|status| status.nodes.connected_since.is_some()).await?;
+        write_plugin_identity(directory.path(), CLIENTS[1], "2901-01-01T00:00:00Z")?;
+        // Only this request makes the plugin run.
+        let pods = PodReader::default();
+        pods.set_client(&client);
+        pods.read(NamespacedName::new("default", "web-0")).await.expect_err("the server has no pods");
+        for kind in ["nodes", "services", "endpointslices"] {
+            scene.requested(kind, Verb::Watch, 1).await.context(protocol)?;
+        }
+        scene.server.put(service("web", 81))?;
+        scene.port("web", 81).await?;
+        let after = scene.status.borrow().clone();
+        for (before, after) in [(before.nodes, after.nodes), (before.services, after.services)] {
+            let state = |kind: KindStatus| (kind.last_error, kind.connected_since);
+            assert_eq!(state(before), state(after), "no failure was reported");
+        }
+    }
     Ok(())
 }

@@ -15,7 +15,6 @@ use http::{
     header::{AUTHORIZATION, HOST, PROXY_AUTHORIZATION, USER_AGENT},
     uri::PathAndQuery,
 };
-use hyper::body::Incoming;
 use kube::client::Body;
 use tokio::{
     sync::Mutex,
@@ -24,6 +23,7 @@ use tokio::{
 use tower::{BoxError, Service};
 
 use super::{
+    breaker::{CertificateReplaced, ResponseBody},
     credentials::{Credential, CredentialError, Credentials},
     dial::{Connection, DialError, Dialer, Sender, Target},
     pool::Pool,
@@ -76,6 +76,8 @@ pub(super) enum ConnectionError {
     Url(#[from] http::Error),
     #[error("the request failed")]
     Request(#[from] hyper::Error),
+    #[error(transparent)]
+    Replaced(#[from] CertificateReplaced),
     #[error("nothing within {0:?}")]
     Timeout(Duration),
 }
@@ -97,7 +99,7 @@ impl ApiConnection {
 }
 
 impl Service<Request<Body>> for ApiConnection {
-    type Response = Response<Incoming>;
+    type Response = Response<ResponseBody>;
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
 
@@ -117,7 +119,7 @@ impl Shared {
     async fn send(
         self: &Arc<Self>,
         mut request: Request<Body>,
-    ) -> Result<Response<Incoming>, ConnectionError> {
+    ) -> Result<Response<ResponseBody>, ConnectionError> {
         let mut others = self.dialer.addresses() - 1;
         loop {
             let copy = copy_of_read(&request).filter(|_| others > 0);
@@ -134,7 +136,7 @@ impl Shared {
     async fn attempt(
         self: &Arc<Self>,
         request: Request<Body>,
-    ) -> Result<Response<Incoming>, ConnectionError> {
+    ) -> Result<Response<ResponseBody>, ConnectionError> {
         let (method, started) = (request.method().clone(), Instant::now());
         let mut target = self.dialer.first();
         let mut response = self.authenticate_and_send(request, &mut target).await;
@@ -159,7 +161,7 @@ impl Shared {
         &self,
         mut request: Request<Body>,
         target: &mut Arc<Target>,
-    ) -> Result<Response<Incoming>, ConnectionError> {
+    ) -> Result<Response<ResponseBody>, ConnectionError> {
         let limit = request.extensions_mut().remove::<ResponseLimit>();
         let credential = self.credentials.current().await?;
         request.headers_mut().insert(USER_AGENT, self.user_agent.clone());
@@ -185,11 +187,12 @@ impl Shared {
         mut request: Request<Body>,
         credential: &Credential,
         target: &mut Arc<Target>,
-    ) -> Result<Response<Incoming>, ConnectionError> {
+    ) -> Result<Response<ResponseBody>, ConnectionError> {
         let path = request.uri().path_and_query().cloned();
         loop {
             let (mut connection, is_new) = self.connection(credential).await?;
             target.clone_from(&connection.target);
+            let breaker = connection.breaker.clone();
             address(&mut request, &connection, path.as_ref())?;
             let sent = match &mut connection.sender {
                 Sender::Http2(sender) => sender.try_send_request(request).await,
@@ -200,11 +203,12 @@ impl Shared {
                     if Arc::ptr_eq(&connection.target, &self.dialer.first()) {
                         self.pool.give_back(connection);
                     }
-                    return Ok(response);
+                    return Ok(response.map(|body| ResponseBody { body, breaker }));
                 }
                 // The connection ended before it took the request.
                 Err(mut error) => match error.take_message() {
                     Some(unsent) if !is_new => request = unsent,
+                    _ if breaker.has_broken() => return Err(CertificateReplaced.into()),
                     _ => return Err(error.into_error().into()),
                 },
             }
@@ -213,14 +217,13 @@ impl Shared {
 
     /// Returns a connection for one request, and true if it is new.
     async fn connection(&self, credential: &Credential) -> Result<(Connection, bool), ConnectionError> {
-        let identity = credential.identity.as_ref();
-        if let Some(connection) = self.pool.take(identity) {
+        if let Some(connection) = self.pool.take(credential) {
             return Ok((connection, false));
         }
         let began = Instant::now();
         let mut failure = self.dialing.lock().await;
         // Another request may have opened it, or failed to, meanwhile.
-        if let Some(connection) = self.pool.take(identity) {
+        if let Some(connection) = self.pool.take(credential) {
             return Ok((connection, false));
         }
         if let Some((_, why)) = failure.as_ref().filter(|(failed, _)| *failed >= began) {
@@ -229,7 +232,7 @@ impl Shared {
         match self.dialer.connect(credential.identity.clone()).await {
             Ok(connection) => {
                 *failure = None;
-                self.pool.share(&connection);
+                self.pool.add(&connection);
                 Ok((connection, true))
             }
             Err(errors) => {

@@ -21,6 +21,7 @@ use tower::{BoxError, ServiceExt as _};
 use tracing::{debug, info};
 
 use super::{
+    breaker::Breaker,
     credentials::Identity,
     proxy::Proxy,
     tls::{HTTP2, Tls},
@@ -80,14 +81,13 @@ pub(super) enum Sender {
     Http1(http1::SendRequest<Body>),
 }
 
-/// An open connection. It stays open while it has a sender or a response.
+/// An open connection. It stays open while it has a sender or a response, and is not broken.
 pub(super) struct Connection {
     pub(super) sender: Sender,
     pub(super) target: Arc<Target>,
     /// The client certificate of the credential plugin.
     pub(super) identity: Option<Arc<Identity>>,
-    /// Stops the task of the connection, which breaks it.
-    pub(super) task: tokio::task::AbortHandle,
+    pub(super) breaker: Breaker,
 }
 
 /// Why no address could be reached.
@@ -182,21 +182,25 @@ impl Dialer {
         let target = Arc::clone(&self.targets[index]);
         let files = self.tls.identity_files();
         let (stream, protocol) = self.open(&target, identity.clone()).await?;
+        let (breaker, stream) = Breaker::new(stream);
         let io = TokioIo::new(stream);
-        let (sender, task) = if protocol.as_deref() == Some(HTTP2) {
+        let sender = if protocol.as_deref() == Some(HTTP2) {
             let (sender, connection) =
                 self.http2().handshake(io).await.map_err(|error| target.error(error))?;
-            (Sender::Http2(sender), self.drive(index, connection, files))
+            self.drive(index, connection, breaker.clone());
+            Sender::Http2(sender)
         } else {
             let (sender, connection) = http1::handshake(io).await.map_err(|error| target.error(error))?;
-            (Sender::Http1(sender), self.drive(index, connection, files))
+            self.drive(index, connection, breaker.clone());
+            Sender::Http1(sender)
         };
+        self.follow_files(files, breaker.clone());
         // Another request may have left the address meanwhile.
         let _ = self.first.compare_exchange(first, index, Ordering::Relaxed, Ordering::Relaxed);
         if self.last.swap(index, Ordering::Relaxed) != index {
             info!(server = %target.url, "using another address of the API server");
         }
-        Ok(Connection { sender, target, identity, task })
+        Ok(Connection { sender, target, identity, breaker })
     }
 
     /// Opens a stream, with TLS if the server has it.
@@ -244,28 +248,39 @@ impl Dialer {
         builder
     }
 
-    /// Runs a connection until it ends, or until the client certificate is replaced.
+    /// Runs a connection until it ends.
     fn drive(
         &self,
         index: usize,
         connection: impl Future<Output = Result<(), hyper::Error>> + Send + 'static,
-        files: Option<[Vec<u8>; 2]>,
-    ) -> tokio::task::AbortHandle {
+        breaker: Breaker,
+    ) {
         let (first, count) = (Arc::clone(&self.first), self.targets.len());
-        let tls = Arc::clone(&self.tls);
-        let task = tokio::spawn(async move {
-            tokio::select! {
-                ended = connection => if let Err(error) = ended {
+        tokio::spawn(async move {
+            match connection.await {
+                Err(error) if !breaker.has_broken() => {
                     debug!(%error, "a connection to the API server broke");
                     // The next connection starts with another address.
                     move_on(&first, index, count);
-                },
-                () = rotated(&tls, files) => {
-                    info!("the client certificate was replaced: connecting to the API server again");
                 }
+                _ => {}
             }
         });
-        task.abort_handle()
+    }
+
+    /// Breaks a connection once the files of its client certificate are replaced.
+    fn follow_files(&self, files: Option<[Vec<u8>; 2]>, breaker: Breaker) {
+        let Some(files) = files else { return };
+        let tls = Arc::clone(&self.tls);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = rotated(&tls, files) => {
+                    info!("the client certificate was replaced: connecting to the API server again");
+                    breaker.break_now();
+                }
+                () = breaker.over() => {}
+            }
+        });
     }
 }
 
@@ -277,14 +292,10 @@ fn move_on(first: &AtomicUsize, index: usize, count: usize) {
 
 /// Waits until the files of the client certificate differ from those of the connection, and can be
 /// used.
-async fn rotated(tls: &Tls, files: Option<[Vec<u8>; 2]>) {
-    if files.is_none() {
-        return std::future::pending().await;
-    }
+async fn rotated(tls: &Tls, files: [Vec<u8>; 2]) {
     loop {
         sleep(ROTATION_CHECK).await;
-        let now = tls.identity_files();
-        if now.is_some() && now != files && tls.is_loadable() {
+        if tls.identity_files().is_some_and(|now| now != files) && tls.is_loadable() {
             return;
         }
     }
@@ -306,9 +317,10 @@ fn tcp_connector(Probing { idle, answer }: Probing) -> HttpConnector {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, future::pending};
+    use std::fs;
 
     use tempfile::TempDir;
+    use tokio::io::duplex;
 
     use super::*;
 
@@ -335,15 +347,17 @@ mod tests {
         let tls = Tls::new(&config).expect("a certificate");
         let files = tls.identity_files();
         let dialer = Dialer::new(vec![Target { url, proxy: None }], tls);
-        let task = dialer.drive(0, pending(), files);
+        let (breaker, stream) = Breaker::new(Box::new(duplex(1).0));
+        dialer.follow_files(files, breaker.clone());
         sleep(3 * ROTATION_CHECK).await;
-        assert!(!task.is_finished());
+        assert!(!breaker.has_broken());
         let (certificate, key) = second.split_once("-----BEGIN PRIVATE").expect("certificate and key");
         fs::write(directory.path().join("crt"), certificate).expect("written");
         sleep(3 * ROTATION_CHECK).await;
-        assert!(!task.is_finished(), "the key is still that of the first certificate");
+        assert!(!breaker.has_broken(), "the key is still that of the first certificate");
         fs::write(directory.path().join("key"), format!("-----BEGIN PRIVATE{key}")).expect("written");
         sleep(2 * ROTATION_CHECK).await;
-        assert!(task.is_finished());
+        assert!(breaker.has_broken());
+        drop(stream);
     }
 }

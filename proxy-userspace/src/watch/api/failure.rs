@@ -1,8 +1,8 @@
 //! Failed requests and watches.
 
-use std::{error::Error, fmt, time::Duration};
+use std::{error::Error, fmt, io, iter, time::Duration};
 
-use super::connection::ConnectionError;
+use super::{breaker::CertificateReplaced, connection::ConnectionError};
 use crate::causes::with_causes;
 
 /// Why a request or watch failed.
@@ -22,6 +22,9 @@ pub(super) enum FailureClass {
     Timeout,
     /// The connection broke within a response.
     Disconnected,
+    /// shunt closed the connection, because its client certificate was replaced. A new connection works
+    /// at once.
+    Replaced,
     /// HTTP 401: the server rejects the credentials.
     Unauthorized,
     /// HTTP 403: the credentials do not have the permission.
@@ -51,6 +54,7 @@ impl fmt::Display for FailureClass {
             Self::Unreachable => f.write_str("cannot connect to the API server"),
             Self::Timeout => f.write_str("the API server does not respond"),
             Self::Disconnected => f.write_str("the connection to the API server broke"),
+            Self::Replaced => f.write_str("the connection to the API server had to be replaced"),
             Self::Unauthorized => f.write_str("the API server rejects the credentials (401)"),
             Self::Forbidden => f.write_str("the credentials do not permit this (403)"),
             Self::Expired => f.write_str("the requested resource version has expired (410)"),
@@ -81,8 +85,9 @@ impl Failure {
         Self::new(FailureClass::Timeout, format!("nothing within {limit:?}"))
     }
 
-    pub(super) fn disconnected(error: &dyn Error) -> Self {
-        Self::new(FailureClass::Disconnected, with_causes(error))
+    pub(super) fn disconnected(error: &(dyn Error + 'static)) -> Self {
+        let class = if is_replacement(error) { FailureClass::Replaced } else { FailureClass::Disconnected };
+        Self::new(class, with_causes(error))
     }
 
     pub(super) fn status(code: u16, message: &str) -> Self {
@@ -104,6 +109,7 @@ impl Failure {
         };
         match cause {
             Some(ConnectionError::Timeout(limit)) => Self::timeout(*limit),
+            Some(ConnectionError::Replaced(replaced)) => Self::disconnected(replaced),
             _ => Self::new(FailureClass::Unreachable, with_causes(error)),
         }
     }
@@ -124,5 +130,32 @@ impl Failure {
     /// is off.
     pub(super) fn refuses_streaming(&self) -> bool {
         matches!(self.class, FailureClass::Status(400 | 404 | 405 | 406 | 415 | 422 | 501))
+    }
+}
+
+/// Returns true if shunt itself closed the connection.
+fn is_replacement(error: &(dyn Error + 'static)) -> bool {
+    iter::successors(Some(error), |error| cause_of(*error)).any(|error| error.is::<CertificateReplaced>())
+}
+
+/// Returns the cause of an error. The `source` of an I/O error is the source of the error inside it.
+fn cause_of<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        Some(inside) => Some(inside),
+        None => error.source(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replaced_certificate_is_found_within_other_errors() {
+        let inside = io::Error::other(CertificateReplaced);
+        let failure = Failure::disconnected(&kube::Error::Service(Box::new(io::Error::other(inside))));
+        assert_eq!(failure.class, FailureClass::Replaced);
+        let failure = Failure::disconnected(&io::Error::from(io::ErrorKind::BrokenPipe));
+        assert_eq!(failure.class, FailureClass::Disconnected);
     }
 }

@@ -6,6 +6,7 @@
 
 mod announcement;
 mod backoff;
+mod breaker;
 mod client;
 mod connection;
 mod credentials;

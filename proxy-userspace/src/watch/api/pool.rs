@@ -3,53 +3,78 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    credentials::Identity,
+    breaker::Breaker,
+    credentials::{Credential, Identity},
     dial::{Connection, Sender, Target},
 };
 
 /// One connection with HTTP/2, or one with HTTP/1.1 for each request at a time.
 #[derive(Default)]
-pub(super) struct Pool(Mutex<Vec<Connection>>);
+pub(super) struct Pool(Mutex<Connections>);
+
+#[derive(Default)]
+struct Connections {
+    open: Vec<Connection>,
+    /// All connections that carry responses, also those that take no more requests, with the client
+    /// certificate of a credential plugin.
+    live: Vec<(Option<Arc<Identity>>, Breaker)>,
+    /// The number of the newest credential that was used.
+    renewal: u64,
+}
 
 impl Pool {
     /// Returns a connection that can take a request. Breaks connections whose client certificate
-    /// was replaced.
-    pub(super) fn take(&self, identity: Option<&Arc<Identity>>) -> Option<Connection> {
-        let mut open = self.open();
-        open.retain(|connection| {
-            let is_current = connection.identity.as_ref() == identity;
-            if !is_current {
-                connection.task.abort();
-            }
-            is_current && !connection.is_closed()
-        });
-        let ready = open.iter().position(Connection::is_ready)?;
+    /// was replaced by that of `credential`.
+    pub(super) fn take(&self, credential: &Credential) -> Option<Connection> {
+        let mut connections = self.connections();
+        connections.retire(credential);
+        let open = &mut connections.open;
+        let is_fit =
+            |connection: &Connection| connection.identity == credential.identity && connection.is_ready();
+        let ready = open.iter().position(is_fit)?;
         match open[ready].share() {
             Some(shared) => Some(shared),
             None => Some(open.swap_remove(ready)),
         }
     }
 
-    /// Makes a new connection available to other requests too, if it carries several at once.
-    pub(super) fn share(&self, connection: &Connection) {
-        self.open().extend(connection.share());
+    /// Adds a new connection. Makes it available to other requests too, if it carries several at once.
+    pub(super) fn add(&self, connection: &Connection) {
+        let mut connections = self.connections();
+        connections.live.push((connection.identity.clone(), connection.breaker.clone()));
+        connections.open.extend(connection.share());
     }
 
     /// Makes a connection with HTTP/1.1 available again, once its response was read.
     pub(super) fn give_back(&self, connection: Connection) {
         if matches!(connection.sender, Sender::Http1(_)) {
-            self.open().push(connection);
+            self.connections().open.push(connection);
         }
     }
 
     /// Keeps new requests away from the connections to `target`. Their responses go on, and each
     /// connection closes after its last one.
     pub(super) fn leave(&self, target: &Arc<Target>) {
-        self.open().retain(|connection| !Arc::ptr_eq(&connection.target, target));
+        self.connections().open.retain(|connection| !Arc::ptr_eq(&connection.target, target));
     }
 
-    fn open(&self) -> MutexGuard<'_, Vec<Connection>> {
+    fn connections(&self) -> MutexGuard<'_, Connections> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Connections {
+    /// Removes connections that are closed, and breaks those with another client certificate, unless
+    /// another request has used a newer credential.
+    fn retire(&mut self, credential: &Credential) {
+        self.live.retain(|(_, breaker)| !breaker.is_over());
+        if credential.renewal >= self.renewal {
+            self.renewal = credential.renewal;
+            for (_, breaker) in self.live.iter().filter(|(identity, _)| *identity != credential.identity) {
+                breaker.break_now();
+            }
+        }
+        self.open.retain(|connection| !connection.breaker.has_broken() && !connection.is_closed());
     }
 }
 
@@ -61,7 +86,7 @@ impl Connection {
             sender: Sender::Http2(sender.clone()),
             target: Arc::clone(&self.target),
             identity: self.identity.clone(),
-            task: self.task.clone(),
+            breaker: self.breaker.clone(),
         })
     }
 

@@ -27,7 +27,7 @@ pub(super) struct Credential {
     /// The client certificate of a plugin. Those of a kubeconfig belong to the TLS configuration.
     pub(super) identity: Option<Arc<Identity>>,
     /// Counts the renewals.
-    renewal: u64,
+    pub(super) renewal: u64,
 }
 
 /// The source of credentials.

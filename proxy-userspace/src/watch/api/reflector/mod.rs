@@ -48,6 +48,8 @@ pub(super) struct Reflector<K> {
     has_pages: bool,
     /// When the server refused to stream a list.
     refused_streaming: Option<Instant>,
+    /// When the connection was last replaced because of a new client certificate.
+    replaced: Option<Instant>,
     /// The server may not have the kind, or not permit to read it.
     is_optional: bool,
     kind: std::marker::PhantomData<fn() -> K>,
@@ -95,6 +97,7 @@ impl<K: Kind> Reflector<K> {
             was_listed: false,
             has_pages: false,
             refused_streaming: None,
+            replaced: None,
             is_optional: false,
             kind: std::marker::PhantomData,
         }
@@ -134,6 +137,14 @@ impl<K: Kind> Reflector<K> {
                         "the server does not know a field selector, so more objects are read: {failure}"
                     );
                     continue;
+                }
+                End::Failed(failure) if failure.class == FailureClass::Replaced => {
+                    debug!(resource = K::PLURAL, "{failure}");
+                    let last = self.replaced.replace(Instant::now());
+                    // A plugin may return another certificate each time.
+                    if last.is_none_or(|last| last.elapsed() >= self.timing.settled) {
+                        continue;
+                    }
                 }
                 End::Failed(failure) => {
                     self.choose_next_request(&failure);
@@ -219,7 +230,7 @@ impl<K: Kind> Reflector<K> {
                     let message = format!("the server closed the watch before {missing}");
                     return Err(Failure::new(FailureClass::Disconnected, message).into());
                 }
-                Err(failure) if has_worked => {
+                Err(failure) if has_worked && failure.class != FailureClass::Replaced => {
                     debug!(resource = K::PLURAL, "{failure}");
                     return Ok(is_settled);
                 }
