@@ -3,8 +3,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
-    fs, io, mem,
-    path::PathBuf,
+    fs,
+    io::{self, BufRead, Seek},
+    mem,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -47,6 +49,19 @@ struct ManifestFile {
     stamp: Option<Stamp>,
     /// When the objects will be removed, because the file is gone or empty.
     removal: Option<Instant>,
+    /// Objects may be missing in the file only because its writer is not done. They stay in effect.
+    is_partial: bool,
+}
+
+/// Why a file is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reason {
+    /// Inotify says that it is complete.
+    Complete,
+    /// The objects of a file that was gone or empty are to be removed.
+    Removal,
+    /// It differs from what was read.
+    Scan,
 }
 
 impl Directory {
@@ -58,9 +73,11 @@ impl Directory {
     pub(super) fn update(&mut self, changes: Changes, now: Instant) -> io::Result<()> {
         let is_due = |file: &ManifestFile| file.removal.is_some_and(|removal| removal <= now);
         let due = self.files.iter().filter(|(_, file)| is_due(file)).map(|(name, _)| name.to_os_string());
-        let names: BTreeSet<OsString> = changes.files.into_iter().chain(due).collect();
-        for name in names {
-            self.read_file(&name, now);
+        let due: BTreeSet<OsString> = due.filter(|name| !changes.files.contains(name)).collect();
+        for (names, reason) in [(changes.files, Reason::Complete), (due, Reason::Removal)] {
+            for name in names {
+                self.read_file(&name, now, reason);
+            }
         }
         if changes.all { self.scan(now) } else { Ok(()) }
     }
@@ -130,37 +147,47 @@ impl Directory {
             names.insert(entry?.file_name());
         }
         for name in names.iter().filter(|name| is_manifest(name)) {
-            let last = self.files.get(&**name).and_then(|file| file.stamp);
+            let file = self.files.get(&**name);
+            let (last, is_partial) = file.map_or((None, false), |file| (file.stamp, file.is_partial));
             let stamp = Stamp::of(&self.path.join(name));
             let is_unchanged = stamp.is_some() && stamp == last;
-            if !is_unchanged && !stamp.is_some_and(|stamp| stamp.is_being_written(last)) {
-                self.read_file(name, now);
+            // What is missing in it will not come any more.
+            let is_final = is_partial && stamp.is_some_and(Stamp::is_complete);
+            if (!is_unchanged || is_final) && !stamp.is_some_and(|stamp| stamp.is_being_written(last)) {
+                self.read_file(name, now, Reason::Scan);
             }
         }
         Ok(())
     }
 
-    /// Reads a file, or delays the removal of its objects if it is gone or empty.
-    fn read_file(&mut self, name: &OsStr, now: Instant) {
+    /// Reads a file, or delays the removal of its objects if it is gone or empty. While the file may be
+    /// incomplete, objects that it lacks stay.
+    fn read_file(&mut self, name: &OsStr, now: Instant, reason: Reason) {
         let path = self.path.join(name);
         let file = self.files.entry(name.into()).or_default();
-        file.stamp = Stamp::of(&path);
+        let stamp = Stamp::of(&path);
+        let last = mem::replace(&mut file.stamp, stamp);
         let removal = file.removal.take();
+        let is_complete = reason == Reason::Complete
+            || (reason == Reason::Removal && stamp == last)
+            || is_complete(stamp, &path);
         let text = file::open(&path);
         let is_empty = matches!(&text, Ok(None | Some(Text { first: None, .. })));
         if is_empty && !file.objects.is_empty() {
+            file.is_partial = !is_complete;
             let removal = removal.unwrap_or(now + REMOVAL_DELAY);
-            if removal > now || !self.path.is_dir() {
-                file.removal = self.path.is_dir().then_some(removal);
+            if file.is_partial || removal > now || !self.path.is_dir() {
+                file.removal = (is_complete && self.path.is_dir()).then_some(removal);
                 return;
             }
         }
         let is_gone = matches!(text, Ok(None));
-        let contents = match text {
-            Ok(Some(text)) => documents::read(&path, text, &file.objects, &mut self.strings),
-            Ok(None) => Contents::default(),
-            Err(error) => Contents { errors: vec![(None, error)], ..Contents::default() },
-        };
+        let mut contents = contents(&path, text, &file.objects, &mut self.strings);
+        // Another writer may have begun meanwhile.
+        file.is_partial = !is_complete || Stamp::of(&path) != stamp;
+        if file.is_partial {
+            contents.keep_missing(&file.objects);
+        }
         self.accept(name, contents);
         if is_gone {
             self.files.remove(name);
@@ -213,4 +240,23 @@ impl Directory {
         }
         (file.objects, file.errors) = (contents.objects, contents.errors);
     }
+}
+
+fn contents<R: BufRead + Seek>(
+    path: &Path,
+    text: Result<Option<Text<R>>, String>,
+    last: &BTreeMap<Key, Object>,
+    strings: &mut Interner<str>,
+) -> Contents {
+    match text {
+        Ok(Some(text)) => documents::read(path, text, last, strings),
+        Ok(None) => Contents::default(),
+        Err(error) => Contents { errors: vec![(None, error)], ..Contents::default() },
+    }
+}
+
+/// Returns true if no writer can be within a file: it has not changed for long, or it is gone, or it
+/// is reached through a symbolic link, which is changed as a whole.
+fn is_complete(stamp: Option<Stamp>, path: &Path) -> bool {
+    stamp.is_none_or(Stamp::is_complete) || path.is_symlink()
 }

@@ -61,6 +61,13 @@ pub(super) struct Contents {
 }
 
 impl Contents {
+    /// Adds each object of `last` that is missing.
+    pub(super) fn keep_missing(&mut self, last: &BTreeMap<Key, Object>) {
+        for (key, object) in last {
+            self.objects.entry(key.clone()).or_insert_with(|| Arc::clone(object));
+        }
+    }
+
     /// Adds from `last` each object that the file may still hold, but that cannot be read.
     pub(super) fn keep_unreadable(&mut self, last: &BTreeMap<Key, Object>) {
         let faulty: BTreeSet<Option<&Key>> = self.errors.iter().map(|(key, _)| key.as_ref()).collect();

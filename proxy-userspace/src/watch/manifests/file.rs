@@ -13,6 +13,8 @@ use std::{
 const BUFFER: usize = 64 << 10;
 /// A file that was written in place more recently may still be incomplete.
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
+/// A file that was not written for this long is complete, even if nobody saw its writer close it.
+const COMPLETE_AFTER: Duration = Duration::from_secs(30);
 
 /// What shows that a file has changed: device, inode, size, modification and change time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +41,17 @@ impl Stamp {
     /// done.
     pub(super) fn is_being_written(self, last: Option<Self>) -> bool {
         let is_in_place = last.is_some_and(|last| last.identity == self.identity);
-        is_in_place && self.modified.elapsed().is_ok_and(|age| age < SETTLED_AFTER)
+        is_in_place && self.is_younger_than(SETTLED_AFTER)
+    }
+
+    /// Returns true if the file was not written for so long that its writer must be done.
+    pub(super) fn is_complete(self) -> bool {
+        !self.is_younger_than(COMPLETE_AFTER)
+    }
+
+    /// A time in the future comes from another clock, and says nothing.
+    fn is_younger_than(self, limit: Duration) -> bool {
+        self.modified.elapsed().is_ok_and(|age| age < limit)
     }
 }
 

@@ -11,7 +11,9 @@
 //!   file before they write it again.
 //! - If the directory is gone, all objects stay until it is back.
 //! - Every ten seconds all files are compared with what was read, for changes that inotify does not
-//!   report.
+//!   report. A file that was written in the last second is left for later. What else is found in it
+//!   applies, but no object is removed before the writer closes the file, or does not write for 30
+//!   seconds: a slow writer has truncated the file, and not written all of it yet.
 //!
 //! A file may have any length: it is read as a stream, and a list item by item. If a list has a
 //! syntax error, none of its items is used: all of them keep their last good version.

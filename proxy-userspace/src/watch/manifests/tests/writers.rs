@@ -161,6 +161,53 @@ fn a_file_kept_open_is_read_when_its_writer_pauses() {
 }
 
 #[test]
+fn a_slow_writer_removes_no_object_before_it_is_done() {
+    let both = documents(&[service("a", 1), service("b", 1)]);
+    let mut bench = Bench::start(&both);
+    // Truncated, and nothing written for a while.
+    fs::write(bench.path(), "").unwrap();
+    bench.age(Duration::from_secs(12));
+    assert_eq!(bench.scan(), NOTHING);
+    assert_eq!(bench.after(1000), NOTHING);
+    // The first document is written.
+    fs::write(bench.path(), service("a", 2)).unwrap();
+    bench.age(Duration::from_secs(12));
+    assert_eq!(bench.scan(), ["Service + a:2"]);
+    assert_eq!(bench.scan(), NOTHING);
+    assert_eq!(bench.after(10_000), NOTHING);
+    // The writer closes the file, which still lacks an object.
+    assert_eq!(bench.reported(&["a.yaml"]), ["Service - b"]);
+}
+
+#[test]
+fn a_file_that_nobody_writes_for_long_is_complete() {
+    let both = documents(&[service("a", 1), service("b", 1)]);
+    for (text, removed) in [(service("a", 1), &["Service - b"][..]), (String::new(), &[])] {
+        let mut bench = Bench::start(&both);
+        fs::write(bench.path(), &text).unwrap();
+        bench.age(Duration::from_secs(5));
+        assert_eq!(bench.scan(), NOTHING);
+        bench.age(Duration::from_secs(31));
+        assert_eq!(bench.scan(), removed);
+        let later = bench.after(500);
+        assert_eq!(later.len(), if text.is_empty() { 2 } else { 0 }, "{later:?}");
+    }
+}
+
+#[test]
+fn an_empty_file_that_is_written_again_slowly_removes_no_object() {
+    let both = documents(&[service("a", 1), service("b", 1)]);
+    let mut bench = Bench::start(&both);
+    assert_eq!(bench.write(""), NOTHING);
+    // Another process appends, and has not closed the file when the objects are to be removed.
+    fs::write(bench.path(), service("a", 1)).unwrap();
+    assert_eq!(bench.after(500), NOTHING);
+    assert_eq!(bench.write(&both), NOTHING);
+    assert_eq!(bench.after(5000), NOTHING);
+    assert_eq!(bench.write(&service("b", 1)), ["Service - a"]);
+}
+
+#[test]
 fn a_replaced_directory_has_half_a_second_to_be_filled() {
     let mut bench = Bench::start(&service("a", 1));
     fs::remove_file(bench.path()).unwrap();
