@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::{
     connections::{kubeconfig, watching},
-    scene::{Scene, objects, patient, server_with, service},
+    scene::{Scene, objects, patient, quick, server_with, service},
     tls_server::{CLIENTS, TlsServer},
 };
 
@@ -25,7 +25,8 @@ fn write_identity(directory: &Path, pem: &str) -> Result<()> {
     Ok(())
 }
 
-/// Writes a plugin that returns the status in the file `status`, and counts its runs in `runs`.
+/// Writes a plugin that returns the status in the file `status`, after as many seconds as the file
+/// `delay` says, and counts its runs in `runs`.
 fn write_plugin(directory: &Path) -> Result<String> {
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -33,6 +34,7 @@ fn write_plugin(directory: &Path) -> Result<String> {
     let text = r#"#!/bin/sh
 cd "$(dirname "$0")" || exit 1
 echo "$KUBERNETES_EXEC_INFO $COLOUR $1" >> runs
+if [ -e delay ]; then sleep "$(cat delay)"; fi
 echo '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status":'
 cat status
 echo '}'
@@ -137,6 +139,40 @@ async fn a_plugin_runs_again_when_its_credentials_have_expired() -> Result<()> {
     assert_eq!(runs(directory.path()).len(), 4);
     let request = scene.requests("services", Verb::Watch).pop().context("a watch")?;
     assert_eq!(request.headers.get("authorization").map(String::as_str), Some("Bearer two"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_slow_plugin_may_take_longer_than_a_response() -> Result<()> {
+    let directory = TempDir::new()?;
+    let user = write_plugin(directory.path())?;
+    fs::write(directory.path().join("status"), r#"{"token": "one"}"#)?;
+    fs::write(directory.path().join("delay"), "1.5")?;
+    let server = server_with(&objects()).await?;
+    server.require_token("one");
+    let tls = TlsServer::start(server.address(), &["h2"]).await?;
+    let mut scene = watching(server, &[tls.url()], &user, quick()).await?;
+    scene.synced().await?;
+    assert_eq!(runs(directory.path()).len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_failure_of_the_plugin_is_not_one_of_the_server() -> Result<()> {
+    let directory = TempDir::new()?;
+    let user = write_plugin(directory.path())?;
+    let server = server_with(&objects()).await?;
+    let tls = TlsServer::start(server.address(), &["h2"]).await?;
+    let timing = Timing { first_retry: Duration::from_mins(1), ..patient() };
+    let mut scene = watching(server, &[tls.url()], &user, timing).await?;
+    let status = scene.status(|status| status.services.last_error.is_some()).await?;
+    let error = status.services.last_error.context("an error")?;
+    let start = "there are no credentials for the API server: the credential plugin /";
+    assert!(error.starts_with(start) && error.ends_with("its answer has no status"), "{error}");
+    scene
+        .status(|status| status.nodes.last_error.is_some() && status.endpoint_slices.last_error.is_some())
+        .await?;
+    assert_eq!(runs(directory.path()).len(), 1, "all kinds wait for the same run");
     Ok(())
 }
 

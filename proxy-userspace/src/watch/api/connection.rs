@@ -71,7 +71,7 @@ pub(super) enum ConnectionError {
     #[error("{0}")]
     Dial(Arc<str>),
     #[error("cannot get credentials")]
-    Credentials(#[from] CredentialError),
+    Credentials(#[from] Arc<CredentialError>),
     #[error("invalid URL")]
     Url(#[from] http::Error),
     #[error("the request failed")]
@@ -120,7 +120,7 @@ impl Shared {
         self: &Arc<Self>,
         mut request: Request<Body>,
     ) -> Result<Response<ResponseBody>, ConnectionError> {
-        let mut others = self.dialer.addresses() - 1;
+        let mut others = self.dialer.addresses().saturating_sub(1);
         loop {
             let copy = copy_of_read(&request).filter(|_| others > 0);
             let response = self.attempt(request).await?;

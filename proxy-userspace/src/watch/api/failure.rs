@@ -18,12 +18,14 @@ pub(super) struct Failure {
 pub(super) enum FailureClass {
     /// There is no connection, or it broke before the response.
     Unreachable,
+    /// There are no credentials, because of a plugin for example.
+    Credentials,
     /// There was no response in time.
     Timeout,
     /// The connection broke within a response.
     Disconnected,
-    /// shunt closed the connection, because its client certificate was replaced. A new connection works
-    /// at once.
+    /// shunt closed the connection, because its client certificate was replaced. A new connection
+    /// works at once.
     Replaced,
     /// HTTP 401: the server rejects the credentials.
     Unauthorized,
@@ -52,6 +54,7 @@ impl fmt::Display for FailureClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreachable => f.write_str("cannot connect to the API server"),
+            Self::Credentials => f.write_str("there are no credentials for the API server"),
             Self::Timeout => f.write_str("the API server does not respond"),
             Self::Disconnected => f.write_str("the connection to the API server broke"),
             Self::Replaced => f.write_str("the connection to the API server had to be replaced"),
@@ -109,6 +112,9 @@ impl Failure {
         };
         match cause {
             Some(ConnectionError::Timeout(limit)) => Self::timeout(*limit),
+            Some(ConnectionError::Credentials(cause)) => {
+                Self::new(FailureClass::Credentials, with_causes(&**cause))
+            }
             Some(ConnectionError::Replaced(replaced)) => Self::disconnected(replaced),
             _ => Self::new(FailureClass::Unreachable, with_causes(error)),
         }
@@ -138,7 +144,8 @@ fn is_replacement(error: &(dyn Error + 'static)) -> bool {
     iter::successors(Some(error), |error| cause_of(*error)).any(|error| error.is::<CertificateReplaced>())
 }
 
-/// Returns the cause of an error. The `source` of an I/O error is the source of the error inside it.
+/// Returns the cause of an error. The `source` of an I/O error is the source of the error inside
+/// it.
 fn cause_of<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
     match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
         Some(inside) => Some(inside),

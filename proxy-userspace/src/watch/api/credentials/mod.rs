@@ -34,7 +34,7 @@ pub(super) struct Credential {
 pub(super) enum Credentials {
     Fixed(Credential),
     TokenFile(TokenFile),
-    Plugin(Box<Plugin>),
+    Plugin(Arc<Plugin>),
 }
 
 /// Why there are no credentials.
@@ -98,7 +98,7 @@ impl Credentials {
             (Some(token), None) => Ok(Self::fixed(Some(bearer(token)?))),
             (None, None) if has_password => Ok(Self::fixed(Some(basic(user)?))),
             (None, None) => match &user.exec {
-                Some(exec) if !has_certificate => Ok(Self::Plugin(Box::new(Plugin::new(exec)?))),
+                Some(exec) if !has_certificate => Ok(Self::Plugin(Arc::new(Plugin::new(exec)?))),
                 _ => Ok(Self::fixed(None)),
             },
         }
@@ -108,8 +108,9 @@ impl Credentials {
         Self::Fixed(Credential { authorization, ..Credential::default() })
     }
 
-    /// Returns the credentials for a request. Renews those that have expired.
-    pub(super) async fn current(&self) -> Result<Credential, CredentialError> {
+    /// Returns the credentials for a request. Renews those that have expired, which has a time
+    /// limit of its own.
+    pub(super) async fn current(&self) -> Result<Credential, Arc<CredentialError>> {
         match self {
             Self::Fixed(credential) => Ok(credential.clone()),
             Self::TokenFile(file) => Ok(file.current()),

@@ -2,7 +2,9 @@
 //! expire, and after the server did not accept them.
 
 use std::{
+    future::pending,
     io::{IsTerminal as _, stdin},
+    panic::resume_unwind,
     process::{Output, Stdio},
     sync::Arc,
     time::Duration,
@@ -41,6 +43,8 @@ struct State {
     credential: Option<Credential>,
     expires: Option<Instant>,
     renewals: u64,
+    /// The time and the cause of the last failure.
+    failure: Option<(Instant, Arc<CredentialError>)>,
 }
 
 /// The input and output of a plugin.
@@ -97,13 +101,37 @@ impl Plugin {
         Ok(plugin)
     }
 
-    /// Returns the credentials. Runs the plugin if there are none, or if they have expired.
-    pub(super) async fn current(&self) -> Result<Credential, CredentialError> {
+    /// Returns the credentials. Runs the plugin if there are none, or if they have expired. The
+    /// plugin runs on if nobody waits for it any more, and the next request gets its credentials.
+    pub(super) async fn current(self: &Arc<Self>) -> Result<Credential, Arc<CredentialError>> {
+        let (plugin, since) = (Arc::clone(self), Instant::now());
+        match tokio::spawn(async move { plugin.valid(since).await }).await {
+            Ok(result) => result,
+            Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+            // The runtime is shutting down, and this task with it.
+            Err(_) => pending().await,
+        }
+    }
+
+    /// Returns credentials that have not expired. Requests that wait for the same run share its
+    /// failure: `since` is when this one began to wait.
+    async fn valid(&self, since: Instant) -> Result<Credential, Arc<CredentialError>> {
         let mut state = self.state.lock().await;
         let is_expired = state.expires.is_some_and(|expires| Instant::now() >= expires);
         if let Some(credential) = state.credential.as_ref().filter(|_| !is_expired) {
             return Ok(credential.clone());
         }
+        if let Some((_, why)) = state.failure.as_ref().filter(|(failed, _)| *failed >= since) {
+            return Err(Arc::clone(why));
+        }
+        self.renew(&mut state).await.map_err(|error| {
+            let why = Arc::new(error);
+            state.failure = Some((Instant::now(), Arc::clone(&why)));
+            why
+        })
+    }
+
+    async fn renew(&self, state: &mut State) -> Result<Credential, CredentialError> {
         let status = self.run().await?;
         state.renewals += 1;
         state.expires = status.expires().map_err(|why| self.failed(why))?;
@@ -205,6 +233,42 @@ impl Status {
                 key: self.client_key_data.clone(),
             }))),
             _ => Err("its answer has a certificate or a key, but not both"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plugin(script: &str) -> Arc<Plugin> {
+        let exec = serde_json::json!({
+            "apiVersion": API_VERSIONS[0], "command": "sh", "args": ["-c", script], "interactiveMode": "Never",
+        });
+        Arc::new(Plugin::new(&serde_json::from_value(exec).expect("exec")).expect("a plugin"))
+    }
+
+    #[tokio::test]
+    async fn a_request_that_gives_up_does_not_end_the_plugin() {
+        let directory = tempfile::TempDir::new().expect("a directory");
+        let runs = directory.path().join("runs");
+        let answer = r#"{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t"}}"#;
+        let plugin = plugin(&format!("echo run >> {}; sleep 0.5; echo '{answer}'", runs.display()));
+        let first = timeout(Duration::from_millis(100), plugin.current()).await;
+        assert!(first.is_err(), "it is still running");
+        let credential = plugin.current().await.expect("a token");
+        assert_eq!(credential.authorization.expect("a token"), "Bearer t");
+        assert_eq!(std::fs::read_to_string(runs).expect("runs"), "run\n");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_plugin_that_does_not_end_is_named_and_all_that_wait_share_the_failure() {
+        let plugin = plugin("exec sleep 1000");
+        let began = Instant::now();
+        let (first, second) = tokio::join!(plugin.current(), plugin.current());
+        assert_eq!(began.elapsed().as_secs(), LIMIT.as_secs(), "one run for both");
+        for error in [first.err(), second.err()].map(|error| error.expect("no answer").to_string()) {
+            assert_eq!(error, "the credential plugin sh failed: it did not end within 60 s");
         }
     }
 }
