@@ -48,6 +48,16 @@ pub enum WatchError {
         /// The cause.
         source: Box<kube::config::KubeconfigError>,
     },
+    /// The cluster of the kubeconfig has no server, and there is no `--master`.
+    #[error(
+        "cannot use kubeconfig {}: its cluster has no server; set it to a URL like https://192.0.2.1:6443, or set \
+         --master",
+        path.display()
+    )]
+    NoServer {
+        /// The file.
+        path: PathBuf,
+    },
     /// The `proxy-url` of the kubeconfig cannot be used.
     #[error("cannot use proxy-url {url:?} of kubeconfig {}", path.display())]
     ProxyUrl {

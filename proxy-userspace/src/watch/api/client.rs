@@ -15,6 +15,7 @@ use super::{
     connection::ApiConnection,
     credentials::Credentials,
     dial::{Dialer, Target},
+    empty_values::remove_empty,
     gzip,
     proxy::{Proxy, variable_for, without_credentials},
     requests::OnApiRequest,
@@ -36,7 +37,7 @@ pub async fn kube_client(
     on_request: &OnApiRequest,
 ) -> Result<kube::Client, WatchError> {
     let (mut config, proxy) = match (kubeconfig, servers) {
-        (Some(path), _) => from_kubeconfig(path).await?,
+        (Some(path), _) => from_kubeconfig(path, servers).await?,
         (None, [server, ..]) => (Config::new(server_url(server, "http")?), None),
         (None, []) => (Config::incluster().map_err(|error| WatchError::InCluster(Box::new(error)))?, None),
     };
@@ -58,11 +59,17 @@ pub async fn kube_client(
     client(&config, targets.collect(), on_request)
 }
 
-/// Returns the configuration, and the proxy of its cluster.
-async fn from_kubeconfig(path: &Path) -> Result<(Config, Option<Proxy>), WatchError> {
+/// Returns the configuration, and the proxy of its cluster. `servers` replace the server of the
+/// file.
+async fn from_kubeconfig(path: &Path, servers: &[String]) -> Result<(Config, Option<Proxy>), WatchError> {
     let failed = |source| WatchError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
     check_utf16(path).map_err(|error| failed(KubeconfigError::ReadConfig(error, path.to_owned())))?;
     let mut kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
+    remove_empty(&mut kubeconfig, path);
+    override_server(&mut kubeconfig, servers);
+    if current_cluster(&mut kubeconfig).is_some_and(|cluster| cluster.server.is_none()) {
+        return Err(WatchError::NoServer { path: path.to_owned() });
+    }
     let url = take_proxy_url(&mut kubeconfig);
     let proxy = url.as_deref().map(Proxy::from_kubeconfig).transpose().map_err(|source| {
         let url = without_credentials(url.as_deref().unwrap_or_default());
@@ -84,7 +91,7 @@ async fn from_kubeconfig(path: &Path) -> Result<(Config, Option<Proxy>), WatchEr
 /// [`kube_client`], it runs no credential plugin.
 #[cfg(feature = "fuzzing")]
 pub async fn describe_kubeconfig(path: &Path) -> Result<String, WatchError> {
-    let (config, proxy) = from_kubeconfig(path).await?;
+    let (config, proxy) = from_kubeconfig(path, &[]).await?;
     let proxy = choose_proxy(proxy, &ProxyVariables::default(), &config.cluster_url);
     Ok(format!("{} {}", config.cluster_url, proxy.map(|proxy| proxy.to_string()).unwrap_or_default()))
 }
@@ -99,13 +106,19 @@ fn check_utf16(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes `proxy-url` out of the cluster that the kubeconfig uses, if it is set and not empty.
+/// Applies the servers of `--master` to the cluster that the kubeconfig uses, which may have none.
+fn override_server(kubeconfig: &mut Kubeconfig, servers: &[String]) {
+    let Some(first) = servers.first() else { return };
+    let Some(cluster) = current_cluster(kubeconfig) else { return };
+    cluster.server.get_or_insert_with(|| first.clone());
+}
+
+/// Takes `proxy-url` out of the cluster that the kubeconfig uses, if it is set.
 fn take_proxy_url(kubeconfig: &mut Kubeconfig) -> Option<String> {
     let cluster = current_cluster(kubeconfig)?;
     // For a cluster without proxy-url, kube reads HTTPS_PROXY, and fails if that is not a URL. A
     // placeholder prevents this. Only `Config::proxy_url` has it then, which is not used here.
-    let url = cluster.proxy_url.replace("http://placeholder.invalid".to_owned());
-    url.filter(|url| !url.is_empty())
+    cluster.proxy_url.replace("http://placeholder.invalid".to_owned())
 }
 
 /// Adds the scheme to a server without one, as client-go's `DefaultServerURL` does: TLS if the
@@ -129,8 +142,7 @@ fn add_scheme(kubeconfig: &mut Kubeconfig) {
 /// Returns the file with the certificates of the authority, unless the kubeconfig has them itself.
 fn certificate_authority(kubeconfig: &mut Kubeconfig) -> Option<String> {
     let cluster = current_cluster(kubeconfig)?;
-    let has_own = cluster.certificate_authority_data.as_ref().is_some_and(|data| !data.is_empty());
-    cluster.certificate_authority.clone().filter(|file| !has_own && !file.is_empty())
+    cluster.certificate_authority.clone().filter(|_| cluster.certificate_authority_data.is_none())
 }
 
 /// Returns the cluster that the kubeconfig uses.
@@ -229,7 +241,7 @@ mod tests {
         for text in [&b"\xff\xfea"[..], b"\xfe\xff\0a\0"] {
             let file = tempfile::NamedTempFile::new().expect("a file");
             fs::write(&file, text).expect("written");
-            let error = from_kubeconfig(file.path()).await.err().expect("half a character");
+            let error = from_kubeconfig(file.path(), &[]).await.err().expect("half a character");
             let text = with_causes(&error);
             assert!(text.contains("invalid UTF-16: an odd number of bytes"), "{text}");
         }
@@ -252,7 +264,7 @@ mod tests {
     #[tokio::test]
     async fn a_master_replaces_the_server_of_the_kubeconfig() {
         let path = kubeconfig("");
-        let (config, proxy) = from_kubeconfig(&path).await.expect("a good kubeconfig");
+        let (config, proxy) = from_kubeconfig(&path, &[]).await.expect("a good kubeconfig");
         assert_eq!(config.cluster_url, "https://192.0.2.1:6443/");
         assert!(proxy.is_none());
         let proxies = ProxyVariables::default();
@@ -261,10 +273,52 @@ mod tests {
             .expect("a client");
     }
 
+    /// Writes a kubeconfig whose cluster and user have these settings.
+    fn kubeconfig_with(cluster: &str, user: &str) -> TempPath {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+            contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n\
+            clusters: [{{name: c, cluster: {{{cluster}}}}}]\nusers: [{{name: u, user: {{{user}}}}}]\n"
+        );
+        fs::write(&file, text).expect("written");
+        file.into_temp_path()
+    }
+
+    #[tokio::test]
+    async fn empty_settings_are_as_missing_ones() {
+        let server = "server: 'https://192.0.2.1', insecure-skip-tls-verify: true";
+        for (cluster, user) in [
+            ("certificate-authority: ''", "token: ''"),
+            ("certificate-authority-data: ''", "tokenFile: ''"),
+            ("tls-server-name: ''", "client-certificate: '', client-key: ''"),
+            ("proxy-url: ''", "client-certificate-data: '', client-key-data: ''"),
+            ("", "username: '', password: '', token: t"),
+            ("", "as: '', as-uid: ''"),
+        ] {
+            let path = kubeconfig_with(&format!("{server}, {cluster}"), user);
+            let proxies = ProxyVariables::default();
+            let client = kube_client(Some(&path), &[], &proxies, &ignore_api_requests()).await;
+            assert!(client.is_ok(), "{cluster} {user}: {}", with_causes(&client.err().expect("an error")));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_empty_server_is_an_error_unless_a_master_replaces_it() {
+        for cluster in ["server: ''", "insecure-skip-tls-verify: true"] {
+            let path = kubeconfig_with(cluster, "token: t");
+            let text = with_causes(&from_kubeconfig(&path, &[]).await.err().expect("no server"));
+            assert!(text.contains("its cluster has no server; set it to a URL like https://"), "{text}");
+            let master = ["https://192.0.2.2:6443".to_owned()];
+            let (config, _) = from_kubeconfig(&path, &master).await.expect("a server");
+            assert_eq!(config.cluster_url, "https://192.0.2.2:6443/");
+        }
+    }
+
     #[tokio::test]
     async fn an_unusable_proxy_url_is_named_in_the_error_without_credentials() {
         let path = kubeconfig("user:secret@proxy:3128");
-        let error = from_kubeconfig(&path).await.err().expect("no scheme");
+        let error = from_kubeconfig(&path, &[]).await.err().expect("no scheme");
         let text = with_causes(&error);
         assert!(text.contains("proxy-url \"***@proxy:3128\" of kubeconfig /"), "{text}");
         assert!(text.contains("must be http, https or socks5"), "{text}");
@@ -280,7 +334,7 @@ mod tests {
             })
         };
         let server = "https://192.0.2.1:6443".parse().expect("a URL");
-        let (_, own) = from_kubeconfig(&kubeconfig("socks5://own:2")).await.expect("a good kubeconfig");
+        let (_, own) = from_kubeconfig(&kubeconfig("socks5://own:2"), &[]).await.expect("a good kubeconfig");
         let chosen =
             |own, number| choose_proxy(own, &variables(number), &server).map(|proxy| proxy.to_string());
         assert_eq!(chosen(own, 2).as_deref(), Some("socks5://own:2"));

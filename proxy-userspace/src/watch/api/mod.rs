@@ -11,6 +11,7 @@ mod client;
 mod connection;
 mod credentials;
 mod dial;
+mod empty_values;
 mod events;
 mod failure;
 mod gzip;
