@@ -106,10 +106,13 @@ fn check_utf16(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Applies the servers of `--master` to the cluster that the kubeconfig uses, which may have none.
+/// Applies the servers of `--master` to the cluster that the kubeconfig uses: its certificate name
+/// belongs to its own server (`getCluster` in client-go's `client_config.go`), which may be missing
+/// then.
 fn override_server(kubeconfig: &mut Kubeconfig, servers: &[String]) {
     let Some(first) = servers.first() else { return };
     let Some(cluster) = current_cluster(kubeconfig) else { return };
+    cluster.tls_server_name = None;
     cluster.server.get_or_insert_with(|| first.clone());
 }
 
@@ -313,6 +316,15 @@ mod tests {
             let (config, _) = from_kubeconfig(&path, &master).await.expect("a server");
             assert_eq!(config.cluster_url, "https://192.0.2.2:6443/");
         }
+    }
+
+    #[tokio::test]
+    async fn a_master_clears_the_certificate_name_of_the_kubeconfig() {
+        let path = kubeconfig_with("server: 'https://192.0.2.1', tls-server-name: api.test", "token: t");
+        let (config, _) = from_kubeconfig(&path, &[]).await.expect("a good kubeconfig");
+        assert_eq!(config.tls_server_name.as_deref(), Some("api.test"));
+        let (config, _) = from_kubeconfig(&path, &["192.0.2.2".to_owned()]).await.expect("a good kubeconfig");
+        assert_eq!(config.tls_server_name, None);
     }
 
     #[tokio::test]
