@@ -23,8 +23,8 @@ async fn failing(fault: Fault) -> Result<ApiServer> {
     Ok(server)
 }
 
-/// Watches through a failing and a healthy address until all is listed. Returns what watches, and the
-/// failing server. Which address comes first is random.
+/// Watches through a failing and a healthy address until all is listed. Returns what watches, and
+/// the failing server. Which address comes first is random.
 async fn synced_beside(fault: Fault, protocol: &str, timing: Timing) -> Result<(Scene, ApiServer)> {
     let (broken, healthy) = (failing(fault).await?, server_with(&objects()).await?);
     let first = TlsServer::start(broken.address(), &[protocol]).await?;

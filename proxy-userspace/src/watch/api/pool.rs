@@ -38,7 +38,8 @@ impl Pool {
         }
     }
 
-    /// Adds a new connection. Makes it available to other requests too, if it carries several at once.
+    /// Adds a new connection. Makes it available to other requests too, if it carries several at
+    /// once.
     pub(super) fn add(&self, connection: &Connection) {
         let mut connections = self.connections();
         connections.live.push((connection.identity.clone(), connection.breaker.clone()));
@@ -64,8 +65,8 @@ impl Pool {
 }
 
 impl Connections {
-    /// Removes connections that are closed, and breaks those with another client certificate, unless
-    /// another request has used a newer credential.
+    /// Removes connections that are closed, and breaks those with another client certificate,
+    /// unless another request has used a newer credential.
     fn retire(&mut self, credential: &Credential) {
         self.live.retain(|(_, breaker)| !breaker.is_over());
         if credential.renewal >= self.renewal {

@@ -50,8 +50,8 @@ pub(super) enum Part {
     Timeout,
 }
 
-/// Sends a request and waits for the head of the response. Error statuses are failures. `limit` does
-/// not include the time that a credential plugin takes.
+/// Sends a request and waits for the head of the response. Error statuses are failures. `limit`
+/// does not include the time that a credential plugin takes.
 pub(super) async fn send(
     client: &kube::Client,
     mut request: HttpRequest,
@@ -70,8 +70,8 @@ pub(super) async fn send(
     Ok(Response { encoding, origin, body: Box::pin(body), received: Bytes::new(), event: BytesMut::new() })
 }
 
-/// Sends a request, and decodes the response as JSON. `limit` is for the head of the response and for
-/// each part of the rest.
+/// Sends a request, and decodes the response as JSON. `limit` is for the head of the response and
+/// for each part of the rest.
 pub(super) async fn request<T: DeserializeOwned>(
     client: &kube::Client,
     request: HttpRequest,

@@ -160,8 +160,8 @@ impl Directory {
         Ok(())
     }
 
-    /// Reads a file, or delays the removal of its objects if it is gone or empty. While the file may be
-    /// incomplete, objects that it lacks stay.
+    /// Reads a file, or delays the removal of its objects if it is gone or empty. While the file
+    /// may be incomplete, objects that it lacks stay.
     fn read_file(&mut self, name: &OsStr, now: Instant, reason: Reason) {
         let path = self.path.join(name);
         let file = self.files.entry(name.into()).or_default();
@@ -170,7 +170,7 @@ impl Directory {
         let removal = file.removal.take();
         let is_complete = reason == Reason::Complete
             || (reason == Reason::Removal && stamp == last)
-            || is_complete(stamp, &path);
+            || is_complete(stamp, last, &path);
         let text = file::open(&path);
         let is_empty = matches!(&text, Ok(None | Some(Text { first: None, .. })));
         if is_empty && !file.objects.is_empty() {
@@ -185,11 +185,12 @@ impl Directory {
         let mut contents = contents(&path, text, &file.objects, &mut self.strings);
         // Another writer may have begun meanwhile.
         file.is_partial = !is_complete || Stamp::of(&path) != stamp;
-        if file.is_partial {
+        let is_partial = file.is_partial;
+        if is_partial {
             contents.keep_missing(&file.objects);
         }
         self.accept(name, contents);
-        if is_gone {
+        if is_gone && !is_partial {
             self.files.remove(name);
         }
     }
@@ -255,8 +256,9 @@ fn contents<R: BufRead + Seek>(
     }
 }
 
-/// Returns true if no writer can be within a file: it has not changed for long, or it is gone, or it
-/// is reached through a symbolic link, which is changed as a whole.
-fn is_complete(stamp: Option<Stamp>, path: &Path) -> bool {
-    stamp.is_none_or(Stamp::is_complete) || path.is_symlink()
+/// Returns true if no writer can be within a file: it has not changed for long, or it is gone, or a
+/// symbolic link leads to another file than the last one.
+fn is_complete(stamp: Option<Stamp>, last: Option<Stamp>, path: &Path) -> bool {
+    let is_relinked = |stamp: Stamp| path.is_symlink() && !stamp.is_same_file(last);
+    stamp.is_none_or(|stamp| stamp.is_complete() || is_relinked(stamp))
 }

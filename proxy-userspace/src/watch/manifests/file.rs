@@ -40,8 +40,12 @@ impl Stamp {
     /// Returns true if the file was written in place a moment ago, so that its writer may not be
     /// done.
     pub(super) fn is_being_written(self, last: Option<Self>) -> bool {
-        let is_in_place = last.is_some_and(|last| last.identity == self.identity);
-        is_in_place && self.is_younger_than(SETTLED_AFTER)
+        self.is_same_file(last) && self.is_younger_than(SETTLED_AFTER)
+    }
+
+    /// Returns true if no other file has taken the place of the last one.
+    pub(super) fn is_same_file(self, last: Option<Self>) -> bool {
+        last.is_some_and(|last| last.identity == self.identity)
     }
 
     /// Returns true if the file was not written for so long that its writer must be done.

@@ -3,6 +3,7 @@
 use std::{
     fs,
     fs::File,
+    os::unix::fs::symlink,
     time::{Duration, SystemTime},
 };
 
@@ -192,6 +193,26 @@ fn a_file_that_nobody_writes_for_long_is_complete() {
         let later = bench.after(500);
         assert_eq!(later.len(), if text.is_empty() { 2 } else { 0 }, "{later:?}");
     }
+}
+
+#[test]
+fn a_link_to_another_file_is_complete_and_its_file_is_written_slowly() {
+    let both = documents(&[service("a", 1), service("b", 1)]);
+    let mut bench = Bench::start("");
+    let target = |name: &str| bench.root.path().join(name);
+    let (old, new, link) = (target("old"), target("new"), target("link"));
+    fs::write(&old, &both).unwrap();
+    symlink(&old, &link).unwrap();
+    fs::rename(&link, bench.path()).unwrap();
+    assert_eq!(bench.reported(&["a.yaml"]), ["Service + a:1", "Service + b:1"]);
+    // Inotify reports nothing of what happens to the file behind the link.
+    fs::write(&old, service("b", 2)).unwrap();
+    bench.age(Duration::from_secs(12));
+    assert_eq!(bench.scan(), ["Service + b:2"]);
+    fs::write(&new, service("c", 1)).unwrap();
+    symlink(&new, &link).unwrap();
+    fs::rename(&link, bench.path()).unwrap();
+    assert_eq!(bench.scan(), ["Service + c:1", "Service - a", "Service - b"]);
 }
 
 #[test]
