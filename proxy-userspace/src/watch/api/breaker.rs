@@ -39,7 +39,7 @@ impl Breaker {
         let broken = async move {
             // Without a sender, nothing can break the stream any more.
             if receiver.wait_for(|is_broken| *is_broken).await.is_err() {
-                std::future::pending().await
+                std::future::pending::<()>().await;
             }
         };
         (Self(Arc::new(sender)), Box::new(Breakable { stream, broken: broken.boxed() }))

@@ -141,7 +141,7 @@ impl Failure {
 
 /// Returns true if shunt itself closed the connection.
 fn is_replacement(error: &(dyn Error + 'static)) -> bool {
-    iter::successors(Some(error), |error| cause_of(*error)).any(|error| error.is::<CertificateReplaced>())
+    iter::successors(Some(error), |error| cause_of(*error)).any(<dyn Error>::is::<CertificateReplaced>)
 }
 
 /// Returns the cause of an error. The `source` of an I/O error is the source of the error inside
