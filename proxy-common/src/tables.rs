@@ -41,8 +41,14 @@ pub trait Tables {
     fn is_exempt_source(&self, address: &Addr) -> bool;
     /// Returns the address of this node with which packets to an endpoint leave on a link.
     fn masquerade_address(&self, link: u32, endpoint: &Addr) -> Option<Addr>;
-    /// Returns true if this node has a tunnel to other nodes. It is a constant of a program.
-    fn has_tunnel(&self) -> bool;
+    /// Returns the UDP port of the tunnel to other nodes, in host byte order; 0 if this node has
+    /// none. It is a constant of a program.
+    fn tunnel_port(&self) -> u16;
+    /// Returns true if this node has a tunnel to other nodes.
+    #[inline(always)]
+    fn has_tunnel(&self) -> bool {
+        self.tunnel_port() != 0
+    }
     /// Looks up the node of an endpoint, by the address at which it takes packets of the tunnel.
     fn dsr_node(&self, key: &DsrKey) -> Option<Addr>;
     /// Looks up the node to which replies go back through the tunnel, by the key of the original

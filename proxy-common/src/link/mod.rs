@@ -85,6 +85,9 @@ fn process(
     if packet.read(frame).is_none() {
         return Outcome::Proceed;
     }
+    if tables.has_tunnel() && matches!(direction, Direction::Original) && dsr::is_injected(tables, packet) {
+        return count_drop(tables, Counter::TunnelRefused);
+    }
     process_read(frame, tables, packet, direction, is_masqueraded)
 }
 
@@ -155,7 +158,8 @@ fn translate<F: Frame, T: Tables>(
     protocol: Protocol,
     ports: [u16; 2],
 ) -> Outcome {
-    if masquerade::may_be_reply(tables, packet, ports)
+    if !F::IS_TUNNELED
+        && masquerade::may_be_reply(tables, packet, ports)
         && let Some(outcome) = masquerade::reply(frame, tables, packet, protocol, ports)
     {
         outcome

@@ -5,7 +5,7 @@ use std::{
     vec::Vec,
 };
 
-use super::{ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, MemoryFrame, StateMaps};
+use super::{ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, MemoryFrame, StateMaps, TUNNEL_PORT};
 use crate::{
     Addr,
     flow::PortUse,
@@ -166,8 +166,8 @@ impl Tables for MemoryMaps {
         longest.map(|(_, address)| *address).filter(|address| address.is_v4() == endpoint.is_v4())
     }
 
-    fn has_tunnel(&self) -> bool {
-        self.config.node.tunnel_link != 0
+    fn tunnel_port(&self) -> u16 {
+        TUNNEL_PORT
     }
 
     fn dsr_node(&self, key: &DsrKey) -> Option<Addr> {

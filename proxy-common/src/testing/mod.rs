@@ -20,3 +20,6 @@ pub use memory_maps::MemoryMaps;
 pub use node::{Addresses, Service, TestNode, UptimeTooShort};
 pub use packet::{Extension, FragmentRange, Payload, TestPacket};
 pub use runner::{ChecksumState, FrameResult, FrameRunner, Hook, InputFrame, LO};
+
+/// The UDP port of the tunnel to other nodes in tests.
+pub const TUNNEL_PORT: u16 = 4790;

@@ -84,9 +84,9 @@ static HAS_SET_RETVAL: Global<u8> = Global::new(0);
 #[unsafe(no_mangle)]
 static HAS_COARSE_CLOCK: Global<u8> = Global::new(0);
 
-/// Userspace sets it if this node has the tunnel to other nodes.
+/// The UDP port of the tunnel to other nodes, in host byte order; 0 if this node has none.
 #[unsafe(no_mangle)]
-static HAS_TUNNEL: Global<u32> = Global::new(0);
+static TUNNEL_PORT: Global<u32> = Global::new(0);
 
 /// The slots that `service_counts` has for each CPU: a power of two, or 0 if Services are not
 /// counted.
@@ -209,8 +209,10 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
-    fn has_tunnel(&self) -> bool {
-        HAS_TUNNEL.load() != 0
+    fn tunnel_port(&self) -> u16 {
+        #[expect(clippy::cast_possible_truncation, reason = "userspace sets a port")]
+        let port = TUNNEL_PORT.load() as u16;
+        port
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use crate::{
     model::{
         Balance, Delta, EndpointSlice, Forwarding, ModelSettings, Node, PodPlace, Service, ServicePort,
         ServiceType, SessionAffinity, TrafficPolicy, WatchEvent,
-        testing::{cidrs, endpoint, facts, ip, link, node, port_number, service, settings, slice},
+        testing::{THIS_NODE, cidrs, endpoint, facts, ip, link, node, port_number, service, settings, slice},
     },
     net::TUNNEL_LINK,
 };
@@ -139,8 +139,10 @@ fn endpoints_behind_the_tunnel_see_the_client() {
     model.set_node_facts(with_tunnel);
     let settings = ModelSettings { cluster_cidrs: cidrs(&["10.244.0.0/16"]), ..settings() };
     model.set_settings(ModelSettings { dsr_port: Some(port_number(4_790)), ..settings });
-    let dsr_addresses = vec!["192.0.2.12:4790".parse().expect("an address")];
-    model.apply(WatchEvent::Nodes(Delta::Apply(Node { dsr_addresses, ..node("n2") })));
+    for (name, address) in [(THIS_NODE, "192.0.2.11:4790"), ("n2", "192.0.2.12:4790")] {
+        let dsr_addresses = vec![address.parse().expect("an address")];
+        model.apply(WatchEvent::Nodes(Delta::Apply(Node { dsr_addresses, ..node(name) })));
+    }
     model.resolve();
     let ask = |mode| ask(&model, mode, Client::Address(ip(OUTSIDE)), "192.0.2.11:30080");
     let sources = |mode| chosen(&ask(mode)).into_iter().map(|(_, source)| source).collect::<Vec<_>>();

@@ -11,7 +11,7 @@ use super::{
     Delta, Forwarding, IpFamily, LinkPath, ModelSettings, NamespacedName, Node, NodeFacts, ResolvedEndpoint,
     ResolvedPort, TrafficPolicy, endpoint_slice_cache::EndpointInfo,
 };
-use crate::net::TUNNEL_LINK;
+use crate::net::{Link, SourceAddress, TUNNEL_LINK};
 
 /// The tunnel of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,16 +46,10 @@ impl TunnelView {
         let is_translated = !matches!(facts.link_path, LinkPath::Netfilter { .. });
         let port = settings.dsr_port.filter(|_| is_translated)?.get();
         let link = facts.links.iter().find(|link| &*link.name == TUNNEL_LINK)?;
-        let links_of = |address: &IpAddr| {
-            let address = *address;
-            facts.source_addresses.iter().filter(move |source| source.address == address)
-        };
-        let mtu_of = |index: u32| facts.links.iter().find(|link| link.index == index).map(|link| link.mtu);
-        let mtu = primary.values().flat_map(links_of).filter_map(|source| mtu_of(source.link)).min();
         Some(Self {
             link: link.index,
             is_up: link.is_up,
-            mtu: mtu.unwrap_or(ETHERNET_MTU),
+            mtu: mtu(facts, primary),
             returns: settings.dsr_returns,
             nodes: nodes.with_port(port),
             addresses: primary
@@ -65,6 +59,21 @@ impl TunnelView {
                 .collect(),
         })
     }
+}
+
+/// Returns the bytes of the longest packet that leaves this node in one piece: the MTU of the links
+/// with its addresses. If routers reach the node at an address of loopback, its packets leave on
+/// other links.
+fn mtu(facts: &NodeFacts, primary: &BTreeMap<IpFamily, IpAddr>) -> u32 {
+    let link_of = |source: &SourceAddress| facts.links.iter().find(|link| link.index == source.link);
+    let is_primary = |source: &&SourceAddress| primary.values().any(|address| *address == source.address);
+    let sends = |link: &&Link| !link.is_loopback && link.mtu != 0;
+    let of_node = facts.source_addresses.iter().filter(is_primary).filter_map(link_of).filter(sends);
+    let devices = || {
+        let links = facts.source_addresses.iter().filter_map(link_of).filter(sends);
+        links.filter(|link| link.device.is_some()).map(|link| link.mtu).min()
+    };
+    of_node.map(|link| link.mtu).min().or_else(devices).unwrap_or(ETHERNET_MTU)
 }
 
 /// Returns true for an address at which other nodes can reach one node. Packets for it must not stay
@@ -77,11 +86,14 @@ pub fn is_tunnel_address(address: IpAddr) -> bool {
     !(is_only_on_link || address.is_unspecified() || address.is_loopback() || address.is_multicast())
 }
 
-/// The other nodes that take packets of the tunnel.
+/// The other nodes that take packets of the tunnel, and where they know that this one does.
 #[derive(Debug, Default)]
 pub(super) struct OtherNodes {
     /// Where each node takes them.
     addresses: BTreeMap<Box<str>, Vec<SocketAddr>>,
+    /// What the Node of this node announces. Other nodes drop packets that come from elsewhere.
+    /// `None` while there is no such object, as with manifests that have none.
+    announced: Option<Vec<SocketAddr>>,
 }
 
 impl OtherNodes {
@@ -96,13 +108,21 @@ impl OtherNodes {
                 let before = self.addresses.len();
                 self.addresses.retain(|name, _| listed.contains(&**name));
                 let is_removed = self.addresses.len() != before;
+                if !listed.contains(this) {
+                    self.announced = None;
+                }
                 nodes.iter().fold(is_removed, |differs, node| self.set(node, this) || differs)
             }
         }
     }
 
     fn set(&mut self, node: &Node, this: &str) -> bool {
-        if &*node.name == this || node.dsr_addresses.is_empty() {
+        if &*node.name == this {
+            let differs = self.announced.as_ref() != Some(&node.dsr_addresses);
+            self.announced = Some(node.dsr_addresses.clone());
+            return self.addresses.remove(this).is_some() || differs;
+        }
+        if node.dsr_addresses.is_empty() {
             return self.addresses.remove(&*node.name).is_some();
         }
         let differs = self.addresses.get(&*node.name) != Some(&node.dsr_addresses);
@@ -116,11 +136,23 @@ impl OtherNodes {
         self.addresses.values().flat_map(|addresses| of_port(addresses, port)).collect()
     }
 
-    /// Returns the address of a node with this port, of this family if it has one.
+    /// Returns the address of a node with this port to which this node may send, of this family if
+    /// it has one.
     fn address(&self, node: &str, port: u16, family: IpFamily) -> Option<IpAddr> {
         let addresses = self.addresses.get(node)?;
-        let of_family = of_port(addresses, port).find(|address| IpFamily::of(*address) == family);
-        of_family.or_else(|| of_port(addresses, port).next())
+        let possible = || {
+            let families = of_port(addresses, port).map(|address| (IpFamily::of(address), address));
+            families.filter(|(family, _)| self.is_known_to_others(*family, port))
+        };
+        let of_family = possible().find(|(of, _)| *of == family);
+        of_family.or_else(|| possible().next()).map(|(_, address)| address)
+    }
+
+    /// Returns true if other nodes take packets of this one, in packets of this family.
+    fn is_known_to_others(&self, family: IpFamily, port: u16) -> bool {
+        let is_among =
+            |announced: &Vec<_>| of_port(announced, port).any(|address| IpFamily::of(address) == family);
+        self.announced.as_ref().is_none_or(is_among)
     }
 
     /// Sets the nodes of a service port's endpoints. `endpoints` are sorted by address.
@@ -212,7 +244,7 @@ mod tests {
     fn endpoints_on_nodes_that_announce_the_same_port_are_behind_the_tunnel() {
         let nodes = || {
             vec![
-                dsr_node(THIS_NODE, &["192.168.57.11:4790"]),
+                dsr_node(THIS_NODE, &["192.168.57.11:4790", "192.168.57.11:4791"]),
                 dsr_node("n2", &["192.168.57.12:4790", "[fd57::12]:4790"]),
                 dsr_node("n3", &["192.168.57.13:4791"]),
             ]
@@ -229,7 +261,8 @@ mod tests {
 
     #[test]
     fn services_follow_nodes_that_begin_and_end_to_take_packets() {
-        let mut model = model(Some(4_790), vec![node(THIS_NODE), node("n2")]);
+        let this = dsr_node(THIS_NODE, &["192.168.57.11:4790", "[fd57::11]:4790"]);
+        let mut model = model(Some(4_790), vec![this, node("n2")]);
         assert_eq!(nodes_of(&model), []);
         model.apply(WatchEvent::Nodes(Delta::Apply(dsr_node("n2", &["[fd57::12]:4790"]))));
         let dirty = model.resolve();
@@ -238,6 +271,23 @@ mod tests {
         model.apply(WatchEvent::Nodes(Delta::Delete(NamespacedName::from(node("n2").name))));
         model.resolve();
         assert_eq!(nodes_of(&model), []);
+    }
+
+    /// The other node would drop the packets.
+    #[test]
+    fn nothing_is_sent_before_other_nodes_know_where_this_one_sends_from() {
+        let other = dsr_node("n2", &["192.168.57.12:4790", "[fd57::12]:4790"]);
+        let mut model = model(Some(4_790), vec![node(THIS_NODE), other]);
+        assert_eq!(nodes_of(&model), []);
+        for (announced, to) in [("[fd57::11]:4790", "fd57::12"), ("192.168.57.11:4790", "192.168.57.12")] {
+            model.apply(WatchEvent::Nodes(Delta::Apply(dsr_node(THIS_NODE, &[announced]))));
+            let dirty = model.resolve();
+            assert_eq!(nodes_of(&model), [(ip("10.244.2.1"), ip(to))]);
+            assert!(dirty.ports.contains(&key("a/web", "")));
+        }
+        model.apply(WatchEvent::Nodes(Delta::Apply(dsr_node(THIS_NODE, &["192.168.57.11:4791"]))));
+        model.resolve();
+        assert_eq!(nodes_of(&model), [], "another port");
     }
 
     #[test]
@@ -249,6 +299,22 @@ mod tests {
         assert!(!apply(node("n4")));
         assert!(apply(dsr_node("n4", &["192.168.57.14:4790"])));
         assert!(apply(node(THIS_NODE)), "the Node of this node says more than where it is");
+    }
+
+    #[test]
+    fn address_of_loopback_does_not_make_packets_longer() {
+        let device = Some(crate::net::Device::Hardware);
+        let lo = Link { is_loopback: true, mtu: 65_536, ..link(1, "lo") };
+        let source = |link, address, prefix_len| SourceAddress { link, address: ip(address), prefix_len };
+        let facts = NodeFacts {
+            links: vec![lo, Link { mtu: 1_450, device, ..link(2, "eth0") }],
+            source_addresses: vec![source(1, "192.0.2.1", 32), source(2, "192.168.57.11", 24)],
+            ..NodeFacts::default()
+        };
+        let mtu_at = |address: &str| mtu(&facts, &[(IpFamily::V4, ip(address))].into());
+        assert_eq!(mtu_at("192.0.2.1"), 1_450);
+        assert_eq!(mtu_at("192.168.57.11"), 1_450);
+        assert_eq!(mtu_at("192.0.2.7"), 1_450, "an address that the kernel does not choose as source");
     }
 
     #[test]

@@ -27,7 +27,9 @@ use proxy_common::{
     },
     link::Outcome,
     prefilter::{PrefilterItem, PrefilterTable, sized::SizedPrefilter},
-    testing::{ChecksumState, ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, LO, StateMaps},
+    testing::{
+        ChecksumState, ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, LO, StateMaps, TUNNEL_PORT,
+    },
 };
 use proxy_userspace::{
     dataplane::ebpf::OBJECT,
@@ -108,13 +110,13 @@ impl Kernel {
         for map in ["endpoints", "members", "flows", "unassured_flows"] {
             loader.map_max_entries(map, FLOWS);
         }
-        let has_coarse_clock = u8::from(bpf::has_coarse_clock());
+        let (has_coarse_clock, tunnel_port): (_, u32) =
+            (u8::from(bpf::has_coarse_clock()), TUNNEL_PORT.into());
         loader.override_global("HAS_COARSE_CLOCK", &has_coarse_clock, true);
-        loader.override_global("HAS_TUNNEL", &1u32, true);
+        loader.override_global("TUNNEL_PORT", &tunnel_port, true);
         // The default of the proxy.
-        loader.override_global("AYA_LOG_LEVEL", &0u8, true);
+        loader.override_global("AYA_LOG_LEVEL", &0u8, true).override_global("SERVICE_SLOTS", &SLOTS, true);
         loader.map_max_entries("service_counts", SLOTS * cpus());
-        loader.override_global("SERVICE_SLOTS", &SLOTS, true);
         let mut ebpf = loader.load(OBJECT).expect("root may load maps");
         for name in PROGRAMS {
             let program: &mut SchedClassifier =

@@ -145,7 +145,10 @@ fn pass_on(
         return Outcome::Proceed;
     }
     let Some(hops) = is_like(frame, tables, packet, protocol, &flow) else {
-        Notes::leave(frame, Notes::LEARN);
+        // Packets that come in on a port of a bridge or a bond are learned with the link above it.
+        if flow.in_link == frame.link() || tables.random().is_multiple_of(SAMPLE) {
+            Notes::leave(frame, Notes::LEARN);
+        }
         return Outcome::Proceed;
     };
     if rewrite(frame, packet, protocol, &flow, hops).is_none() {

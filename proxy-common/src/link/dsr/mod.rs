@@ -57,6 +57,17 @@ fn is_from_node<F: Frame, T: Tables>(frame: &F, tables: &T) -> bool {
     frame.tunnel_source().is_some_and(|node| tables.is_dsr_node(&node))
 }
 
+/// Returns true for a packet to the tunnel of another node that does not come from a node. Where
+/// this node masquerades its pods, the other node would take the packet for one of this node, whose
+/// client and VIP the pod has chosen. A function call of its own saves stack.
+#[inline(never)]
+pub(super) fn is_injected<T: Tables>(tables: &T, packet: &Packet) -> bool {
+    packet.proto == Protocol::Udp.number()
+        && packet.ports().is_some_and(|[_, destination]| destination == tables.tunnel_port())
+        && tables.is_dsr_node(&packet.destination)
+        && !tables.is_dsr_node(&packet.source)
+}
+
 /// Returns true if a packet is translated, or if netfilter is to reject it.
 #[inline(never)]
 fn is_translated<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> bool {

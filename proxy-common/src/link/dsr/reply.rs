@@ -32,6 +32,12 @@ fn node_of(tables: &impl Tables, key: &FlowKey) -> Option<Addr> {
     }
 }
 
+/// Returns the node that [`note_node`] noted for a flow, and that [`node_of`] finds.
+#[inline(always)]
+fn known_node(tables: &impl Tables, key: &FlowKey, flow: &Flow) -> Option<Addr> {
+    if flow.is_assured() { tables.dsr_return(key, true) } else { node_of(tables, key) }
+}
+
 /// Notes from which node a packet of a client came, which may change while the connection is open.
 /// Limits the segments of the endpoint by what fits into the tunnel.
 ///
@@ -51,7 +57,11 @@ pub(in super::super) fn note_node<F: Frame, T: Tables>(
         tables.remove_dsr_return(key);
         return;
     };
-    if tables.dsr_return(key, flow.is_assured()) != Some(node) {
+    if known_node(tables, key, flow) != Some(node) {
+        if !flow.is_assured() {
+            // That of an earlier flow from the same port would come first.
+            tables.remove_dsr_return(key);
+        }
         tables.set_dsr_return(key, &node, flow.is_assured());
     }
     if tcp.is_syn() {

@@ -75,7 +75,7 @@ use crate::{
     causes::with_causes,
     kernel::{
         KernelError,
-        bpf::{self, LogLevel, Object, PinDir, Recording},
+        bpf::{self, LogLevel, Object, PinDir, Recording, tc::Hook},
         capabilities,
         cgroup::Cgroup,
         command::Launcher,
@@ -83,7 +83,7 @@ use crate::{
         netns::{self, NetnsCookie},
         tunnel_link,
     },
-    model::{Dirty, ServicePortKey, Snapshot},
+    model::{Dirty, Framing, ServicePortKey, Snapshot},
     net::PortRange,
 };
 
@@ -137,6 +137,17 @@ impl Tunnel {
         }
     }
 
+    /// Sets the tunnel up if it has its program. Others may have set it down.
+    fn set_up(&mut self, state: &State) {
+        let has_program = tunnel_link::index().is_some_and(|index| {
+            let hook = LinkHook { index, hook: Hook::Ingress };
+            state.links.get(&hook) == Some(&HookState::Current(Framing::Tunnel))
+        });
+        if self.port.is_some() && self.failure.is_none() && has_program {
+            self.report(tunnel_link::set(true));
+        }
+    }
+
     /// Logs each failure once. Without a tunnel, packets of all Services are masqueraded.
     fn report(&mut self, result: Result<(), KernelError>) {
         let failure = result.err().map(|error| with_causes(&error));
@@ -154,7 +165,8 @@ impl EbpfSettings {
     /// Returns the global variables of the programs that depend on settings.
     fn constants(&self) -> [(&'static str, u32); 2] {
         let slots = service_slots(self.map_sizes.counted_services);
-        [("SERVICE_SLOTS", slots), ("HAS_TUNNEL", self.tunnel_port.is_some().into())]
+        let tunnel_port = self.tunnel_port.map_or(0, NonZeroU16::get);
+        [("SERVICE_SLOTS", slots), ("TUNNEL_PORT", tunnel_port.into())]
     }
 
     /// Returns the rules, with those for the marks of an earlier process.
@@ -338,6 +350,7 @@ impl Dataplane for Ebpf {
         let mut state = self.maps.read(self.service_slots.unused_ids(), self.table_size)?;
         self.maglev.forget();
         self.observe_programs(&mut state)?;
+        self.tunnel.set_up(&state);
         let mut prefilter = lock(&self.maps.prefilter);
         let words = prefilter.words();
         if state.is_taken_over() {
@@ -359,6 +372,7 @@ impl Dataplane for Ebpf {
         if is_certain {
             self.checkers.iter_mut().for_each(|checkers| checkers.maps_are_due = true);
             self.refresh_programs(state)?;
+            self.tunnel.set_up(state);
             self.maglev.compare();
         }
         Ok(is_certain)

@@ -9,7 +9,7 @@ use super::super::{
 };
 use crate::{
     dataplane::Mode,
-    model::IpFamily,
+    net::IpFamily,
     probe::{Evaluation, Lack},
 };
 

@@ -19,7 +19,7 @@ use crate::{
         ruleset::{Family, Source},
         save,
     },
-    model::IpFamily,
+    net::IpFamily,
     probe::{Evaluation, Lack, ModeSupport},
 };
 

@@ -7,10 +7,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::{
     Protocol,
-    layout::{Counter, NodeValue, ServiceKey, flags},
+    layout::{Counter, Direction, Flow, FlowKey, Masquerading, NodeValue, ServiceKey, flags, flow_state},
     link::Outcome,
-    packet::TcpFlags,
-    testing::{Addresses, FrameResult, Hook, InputFrame, MemoryMaps, Service, TestNode, TestPacket},
+    packet::{TcpFlags, Tuple},
+    testing::{
+        Addresses, FrameResult, Hook, InputFrame, MemoryMaps, Service, TUNNEL_PORT, TestNode, TestPacket,
+    },
 };
 
 /// Runs a test on nodes of both families, whose tunnel takes packets of the router.
@@ -85,6 +87,49 @@ fn packets_of_unknown_nodes_and_for_no_service_are_dropped() {
         let other = TestPacket::udp(packet.from, packet.to);
         tunneled(node, &other, router).is_dropped();
         assert_eq!(node.counter(Counter::TunnelRefused), 3);
+    });
+}
+
+/// Where a node masquerades its pods, the other node would take such a packet for one of that node.
+#[test]
+fn packets_of_pods_to_the_tunnel_of_another_node_are_dropped() {
+    on_nodes(|node| {
+        let ip = node.ip;
+        node.config.dsr_nodes.insert(ip.other_client.into());
+        node.write_maps();
+        let to = |port| SocketAddr::new(ip.router, port);
+        let of_pod = TestPacket::udp(SocketAddr::new(ip.pod, 40_000), to(TUNNEL_PORT));
+        node.ingress(&of_pod).is_dropped();
+        assert_eq!(node.counter(Counter::TunnelRefused), 1);
+        node.ingress(&TestPacket { to: to(TUNNEL_PORT + 1), ..of_pod.clone() }).is_left_alone();
+        let to_no_node = SocketAddr::new(ip.other_pod, TUNNEL_PORT);
+        node.ingress(&TestPacket { to: to_no_node, ..of_pod.clone() }).is_left_alone();
+        // This node may route packets of others.
+        let of_node = SocketAddr::new(ip.other_client, 40_000);
+        node.ingress(&TestPacket { from: of_node, ..of_pod }).is_left_alone();
+    });
+}
+
+/// The flow may be one of a Service without direct server return.
+#[test]
+fn reply_to_a_masqueraded_flow_does_not_come_through_the_tunnel() {
+    on_nodes(|node| {
+        let ip = node.ip;
+        node.config.node.masquerading = Masquerading::Programs as u16;
+        (node.config.node.first_port, node.config.node.last_port) = (1_024, 1_024);
+        node.write_maps();
+        let [pod, source, client] =
+            [(ip.pod, 53), (ip.node, 1_024), (ip.client, 40_000)].map(|(ip, port)| SocketAddr::new(ip, port));
+        let reply = TestPacket::udp(pod, source);
+        let tuple = Tuple { source: pod.into(), destination: source.into() };
+        let key = FlowKey::new(Direction::MasqueradeReply, Protocol::Udp, tuple);
+        let state = flow_state::REPLIED | flow_state::ASSURED;
+        let flow = Flow { source: pod.into(), destination: client.into(), state, used_ns: 1, ..Flow::NONE };
+        let mut maps = node.state();
+        maps.flows.insert(key, flow);
+        node.set_state(&maps);
+        tunneled(node, &reply, ip.router).is_dropped();
+        node.ingress(&reply).becomes(&reply.clone().to(client));
     });
 }
 

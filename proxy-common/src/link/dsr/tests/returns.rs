@@ -1,6 +1,6 @@
 //! Tests of packets that go back through the tunnel.
 
-use std::{net::SocketAddr, vec, vec::Vec};
+use std::{collections::BTreeMap, net::SocketAddr, vec, vec::Vec};
 
 use super::{add_service, on_nodes, syn, tunneled};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     layout::{Counter, DirectScope, Masquerading, ServiceKey, flags},
     link::Outcome,
     packet::{Route, TcpFlags},
-    testing::{FrameResult, Hook, InputFrame, Payload, TestNode, TestPacket},
+    testing::{FrameResult, Hook, InputFrame, Payload, StateMaps, TestNode, TestPacket},
 };
 
 /// Replies go back through the tunnel.
@@ -59,6 +59,30 @@ fn reply_goes_back_to_the_node_that_the_last_packet_came_from() {
             let result = node.egress(&reply);
             result.is_redirected_as(&reply.clone().from(packet.to));
             assert_eq!((result.tunneled_to, result.redirected_to), (Some(from.into()), 9));
+        }
+    });
+}
+
+/// The first node may be gone.
+#[test]
+fn new_connection_from_the_same_port_goes_back_to_the_node_that_it_came_from() {
+    on_nodes(|node| {
+        let (ip, vip) = (node.ip, node.ip.external_ip);
+        let service = add_service(node, vip);
+        return_replies(node);
+        node.config.dsr_nodes.insert(ip.other_client.into());
+        node.write_maps();
+        let packet = syn(node, vip);
+        let reply = packet.clone().to(service.outside[0]).reversed().flags(TcpFlags::SYN_ACK);
+        for from in [ip.router, ip.other_client] {
+            tunneled(node, &packet, from);
+            assert_eq!(node.egress(&reply).tunneled_to, Some(from.into()));
+            for _ in 0..2 {
+                tunneled(node, &packet.clone().flags(TcpFlags::ACK_ALONE), from);
+                assert_eq!(node.egress(&reply).tunneled_to, Some(from.into()));
+            }
+            let state = node.state();
+            node.set_state(&StateMaps { flows: BTreeMap::new(), unassured_flows: BTreeMap::new(), ..state });
         }
     });
 }
