@@ -300,14 +300,11 @@ impl CachedSlice {
 impl CachedEndpoint {
     /// Reduces an endpoint. None if it has no address.
     fn new(endpoint: SliceEndpoint, strings: &mut Interner<str>, shared: &mut SharedValues) -> Option<Self> {
-        let SliceEndpoint { address, ready, serving, terminating, mut node_name, mut hints } = endpoint;
-        if let Some(name) = &mut node_name {
-            strings.share(name);
-        }
-        if let Some(hints) = &mut hints {
-            shared.hints.share(hints);
-        }
-        let placement = shared.placements.intern_value(Placement { node_name, hints });
+        let SliceEndpoint { address, ready, serving, terminating, node_name, hints } = endpoint;
+        let placement = shared.placements.intern_value(Placement { node_name, hints }, |placement| {
+            placement.node_name.iter_mut().for_each(|name| strings.share(name));
+            placement.hints.iter_mut().for_each(|of| shared.hints.share(of));
+        });
         Some(Self { address: address?.to_canonical(), ready, serving, terminating, placement })
     }
 }

@@ -37,16 +37,39 @@ impl<T: ?Sized + Eq + Hash> Interner<T> {
 
     /// Replaces `value` by the shared copy.
     pub(crate) fn share(&mut self, value: &mut Arc<T>) {
-        *value = self.intern(value);
+        match self.known.get(value.as_ref()) {
+            // It is shared already.
+            Some(known) if Arc::ptr_eq(known, value) => {}
+            Some(known) => *value = Arc::clone(known),
+            None => self.add(value),
+        }
+    }
+}
+
+impl Interner<str> {
+    /// Returns the number of texts.
+    pub(crate) fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Returns the shared copy of a text. Allocates memory only for the first one.
+    pub(crate) fn intern_text(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.known.get(text) {
+            return Arc::clone(known);
+        }
+        let text = Arc::from(text);
+        self.add(&text);
+        text
     }
 }
 
 impl<T: Eq + Hash> Interner<T> {
-    /// Returns the shared copy of `value`. Allocates memory only for the first one.
-    pub(crate) fn intern_value(&mut self, value: T) -> Arc<T> {
+    /// Returns the shared copy of `value`. Only the first one is allocated, after `prepare`.
+    pub(crate) fn intern_value(&mut self, mut value: T, prepare: impl FnOnce(&mut T)) -> Arc<T> {
         if let Some(known) = self.known.get(&value) {
             return Arc::clone(known);
         }
+        prepare(&mut value);
         let value = Arc::new(value);
         self.add(&value);
         value

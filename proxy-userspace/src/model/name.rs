@@ -32,15 +32,27 @@ impl Name {
     /// Parses an RFC 1123 label (apimachinery's `IsDNS1123Label`): the name of a namespace, of a
     /// Service since Kubernetes 1.34 (before, labels without a digit at the start), or of a port.
     pub fn label(text: &str) -> Result<Self, InvalidName> {
-        let is_valid = text.len() <= MAX_LABEL && is_part(text);
-        is_valid.then(|| Self(text.into())).ok_or(InvalidName::Label)
+        Self::is_label(text).then(|| Self(text.into())).ok_or(InvalidName::Label)
+    }
+
+    /// Parses a label that many objects repeat, as a shared copy.
+    pub(crate) fn shared_label(text: &str, strings: &mut Interner<str>) -> Result<Self, InvalidName> {
+        Self::is_label(text).then(|| Self(strings.intern_text(text))).ok_or(InvalidName::Label)
     }
 
     /// Parses an RFC 1123 subdomain (apimachinery's `IsDNS1123Subdomain`): the name of an
     /// `EndpointSlice`, of a Node or of a `ServiceCIDR`. Its parts may be longer than labels.
     pub fn subdomain(text: &str) -> Result<Self, InvalidName> {
-        let is_valid = text.len() <= MAX_SUBDOMAIN && text.split('.').all(is_part);
-        is_valid.then(|| Self(text.into())).ok_or(InvalidName::Subdomain)
+        Self::is_subdomain(text).then(|| Self(text.into())).ok_or(InvalidName::Subdomain)
+    }
+
+    fn is_label(text: &str) -> bool {
+        text.len() <= MAX_LABEL && is_part(text)
+    }
+
+    /// Returns true if the text is an RFC 1123 subdomain.
+    pub(super) fn is_subdomain(text: &str) -> bool {
+        text.len() <= MAX_SUBDOMAIN && text.split('.').all(is_part)
     }
 
     /// Replaces the text by a shared copy.

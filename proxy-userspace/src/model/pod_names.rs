@@ -19,6 +19,28 @@ const POD: char = '/';
 const NO_POD: char = '!';
 
 impl PodNames {
+    /// Packs the names of the endpoints' pods. Names are only shown, so one that is not valid is
+    /// replaced by none.
+    pub fn pack(names: &mut [Option<&str>]) -> Self {
+        for name in &mut *names {
+            *name = name.filter(|name| Name::is_subdomain(name));
+        }
+        let Some(first) = names.iter().flatten().next() else { return Self::default() };
+        let shared = names.iter().flatten().fold(first.len(), |shared, name| {
+            let equal = first.bytes().zip(name.bytes()).take(shared).take_while(|(one, other)| one == other);
+            equal.count()
+        });
+        let rests = names.iter().map(|name| name.map(|name| &name[shared..]));
+        let lengths = rests.clone().map(|rest| 1 + rest.map_or(0, str::len));
+        let mut text = String::with_capacity(shared + lengths.sum::<usize>());
+        text.push_str(&first[..shared]);
+        for rest in rests {
+            text.push(if rest.is_some() { POD } else { NO_POD });
+            text.push_str(rest.unwrap_or_default());
+        }
+        Self(text.into())
+    }
+
     /// Returns true if no endpoint has a pod.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -65,18 +87,7 @@ impl PodNames {
 impl FromIterator<Option<Name>> for PodNames {
     fn from_iter<I: IntoIterator<Item = Option<Name>>>(names: I) -> Self {
         let names: Vec<_> = names.into_iter().collect();
-        let Some(first) = names.iter().flatten().next() else { return Self::default() };
-        let shared = names.iter().flatten().fold(first.len(), |shared, name| {
-            let equal = first.bytes().zip(name.bytes()).take(shared).take_while(|(one, other)| one == other);
-            equal.count()
-        });
-        let rest = |name: &Option<Name>| {
-            let mark = if name.is_some() { POD } else { NO_POD };
-            let rest = name.as_ref().map(|name| name[shared..].to_owned()).unwrap_or_default();
-            [mark.to_string(), rest].concat()
-        };
-        let text: String = iter::once(first[..shared].to_owned()).chain(names.iter().map(rest)).collect();
-        Self(text.into())
+        Self::pack(&mut names.iter().map(Option::as_deref).collect::<Vec<_>>())
     }
 }
 

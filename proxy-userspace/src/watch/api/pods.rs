@@ -84,7 +84,7 @@ impl PodReader {
     }
 }
 
-async fn request(client: &kube::Client, name: &NamespacedName) -> Result<RawPod, Failure> {
+async fn request(client: &kube::Client, name: &NamespacedName) -> Result<RawPod<'static>, Failure> {
     let NamespacedName { namespace, name } = name;
     let request = http::Request::get(format!("/api/v1/namespaces/{namespace}/pods/{name}"));
     let request = request.body(Vec::new()).map_err(Failure::invalid)?;

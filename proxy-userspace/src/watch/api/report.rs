@@ -80,13 +80,15 @@ impl Reporter {
     }
 
     /// An object was decoded. `problems` are its invalid values, which are ignored.
-    pub(super) fn decoded(&mut self, name: &NamespacedName, problems: Vec<Problem>) {
-        if problems.is_empty() {
-            if !self.faulty.is_empty() && self.faulty.remove(&name.to_string()).is_some() {
-                info!(resource = self.resource, object = %name, "the object is valid again");
-            }
-        } else {
+    pub(super) fn decoded(&mut self, name: impl FnOnce() -> NamespacedName, problems: Vec<Problem>) {
+        if problems.is_empty() && self.faulty.is_empty() {
+            return;
+        }
+        let name = name();
+        if !problems.is_empty() {
             self.report_problems(name.to_string(), problems, "this value is ignored");
+        } else if self.faulty.remove(&name.to_string()).is_some() {
+            info!(resource = self.resource, object = %name, "the object is valid again");
         }
     }
 
@@ -161,11 +163,11 @@ mod tests {
         let problem =
             |what: &str| vec![Problem { field: "spec.ports[0].port".to_owned(), what: what.to_owned() }];
         let lines = logged(|reporter| {
-            reporter.decoded(&name, problem("0 is not a port number"));
-            reporter.decoded(&name, problem("0 is not a port number"));
-            reporter.decoded(&name, problem("-1 is not a port number"));
-            reporter.decoded(&name, Vec::new());
-            reporter.decoded(&name, Vec::new());
+            reporter.decoded(|| name.clone(), problem("0 is not a port number"));
+            reporter.decoded(|| name.clone(), problem("0 is not a port number"));
+            reporter.decoded(|| name.clone(), problem("-1 is not a port number"));
+            reporter.decoded(|| name.clone(), Vec::new());
+            reporter.decoded(|| name.clone(), Vec::new());
         });
         assert_eq!(lines.len(), 3, "{lines:#?}");
         assert!(

@@ -2,7 +2,7 @@
 
 use std::{mem, pin::Pin, time::Duration};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use http::header::CONTENT_TYPE;
 use http_body_util::{BodyExt as _, Limited};
@@ -191,7 +191,9 @@ impl Response {
         if self.event.is_empty() {
             let size = message_size(&self.received)?;
             if self.received.len() >= size {
-                return Ok(Some(self.received.split_to(size).split_off(LENGTH_SIZE)));
+                let mut message = self.received.split_to(size);
+                message.advance(LENGTH_SIZE);
+                return Ok(Some(message));
             }
         }
         let missing = message_size(&self.event)? - self.event.len();

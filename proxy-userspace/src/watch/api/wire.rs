@@ -3,7 +3,6 @@
 
 use std::borrow::Cow;
 
-use bytes::Bytes;
 use http::HeaderValue;
 use prost::Message;
 use serde::Deserialize;
@@ -11,8 +10,12 @@ use serde_json::value::RawValue;
 
 use super::failure::Failure;
 use crate::{
+    model::Interner,
     net::ContentType,
-    watch::decode::{self, Decoded, Kind, Problem, RawMetadata},
+    watch::decode::{
+        self, Decoded, Kind, Problem, RawMetadata,
+        message::{self, Text, message},
+    },
 };
 
 /// The first bytes of each whole message of protobuf (`protobuf.go` in `k8s.io/apimachinery`).
@@ -47,7 +50,7 @@ pub(super) struct Event<'a> {
 pub(super) enum Object<'a> {
     Json(&'a RawValue),
     /// A message of the object's kind, without an envelope.
-    Protobuf(Bytes),
+    Protobuf(&'a [u8]),
 }
 
 /// The `Status` of a failure.
@@ -70,59 +73,58 @@ struct JsonEvent<'a> {
 }
 
 /// `WatchEvent` of `k8s.io/apimachinery/pkg/apis/meta/v1`.
-#[derive(Message)]
-struct ProtobufEvent {
-    #[prost(string, tag = "1")]
-    event_type: String,
-    #[prost(message, optional, tag = "2")]
-    object: Option<RawExtension>,
+#[derive(Default)]
+struct ProtobufEvent<'a> {
+    event_type: Text<'a>,
+    object: Option<RawExtension<'a>>,
 }
+message!(ProtobufEvent<'a> { event_type = 1, object = 2 });
 
 /// `RawExtension` of `k8s.io/apimachinery/pkg/runtime`.
-#[derive(Message)]
-struct RawExtension {
-    #[prost(bytes = "bytes", tag = "1")]
-    raw: Bytes,
+#[derive(Default)]
+struct RawExtension<'a> {
+    raw: &'a [u8],
 }
+message!(RawExtension<'a> { raw = 1 });
 
 /// `Unknown` of `k8s.io/apimachinery/pkg/runtime`, the envelope of each object.
-#[derive(Message)]
-struct Envelope {
-    #[prost(bytes = "bytes", optional, tag = "2")]
-    raw: Option<Bytes>,
+#[derive(Default)]
+struct Envelope<'a> {
+    raw: &'a [u8],
 }
+message!(Envelope<'a> { raw = 2 });
 
 impl<'a> Event<'a> {
     /// Decodes the envelope of an event.
-    pub(super) fn decode(bytes: &'a Bytes, encoding: ContentType) -> Result<Self, Failure> {
+    pub(super) fn decode(bytes: &'a [u8], encoding: ContentType) -> Result<Self, Failure> {
         if encoding == ContentType::Json {
             let JsonEvent { event_type, object } = serde_json::from_slice(bytes).map_err(Failure::invalid)?;
             return Ok(Self { event_type: event_type.into(), object: Object::Json(object) });
         }
         let ProtobufEvent { event_type, object } =
-            ProtobufEvent::decode(bytes.clone()).map_err(Failure::invalid)?;
+            message::Message::decode(bytes).map_err(Failure::invalid)?;
         let object = object.ok_or_else(|| Failure::invalid("an event without an object"))?;
-        Ok(Self { event_type: event_type.into(), object: Object::Protobuf(without_envelope(object.raw)?) })
+        Ok(Self { event_type, object: Object::Protobuf(without_envelope(object.raw)?) })
     }
 }
 
 impl Object<'_> {
-    /// Decodes the object.
+    /// Decodes the object. Names that many objects repeat become shared copies.
     ///
     /// # Errors
     /// Returns an error if a field has the wrong type: then nothing can be decoded.
-    pub(super) fn decode<K: Kind>(&self) -> Result<Decoded<K>, Problem> {
+    pub(super) fn decode<K: Kind>(&self, strings: &mut Interner<str>) -> Result<Decoded<'_, K>, Problem> {
         match self {
-            Self::Json(text) => decode::decode_json(text.get()),
-            Self::Protobuf(message) => decode::decode_protobuf(message.clone()),
+            Self::Json(text) => decode::decode_json(text.get(), strings),
+            Self::Protobuf(message) => decode::decode_protobuf(message, strings),
         }
     }
 
     /// Decodes only the metadata. Other fields may be invalid.
-    pub(super) fn metadata(&self) -> Result<RawMetadata, Problem> {
+    pub(super) fn metadata(&self) -> Result<RawMetadata<'_>, Problem> {
         match self {
             Self::Json(text) => decode::decode_metadata(&mut serde_json::Deserializer::from_str(text.get())),
-            Self::Protobuf(message) => decode::decode_protobuf_metadata(message.clone()),
+            Self::Protobuf(message) => decode::decode_protobuf_metadata(message),
         }
     }
 
@@ -130,7 +132,7 @@ impl Object<'_> {
     pub(super) fn status(&self) -> Result<Status, Failure> {
         match self {
             Self::Json(text) => serde_json::from_str(text.get()).map_err(Failure::invalid),
-            Self::Protobuf(message) => Status::decode(message.clone()).map_err(Failure::invalid),
+            Self::Protobuf(message) => Status::decode(*message).map_err(Failure::invalid),
         }
     }
 }
@@ -142,19 +144,19 @@ impl Status {
     }
 
     /// Decodes a whole response.
-    pub(super) fn of_response(body: &Bytes, encoding: ContentType) -> Result<Self, Failure> {
+    pub(super) fn of_response(body: &[u8], encoding: ContentType) -> Result<Self, Failure> {
         match encoding {
             ContentType::Json => serde_json::from_slice(body).map_err(Failure::invalid),
-            ContentType::Protobuf => Self::decode(without_envelope(body.clone())?).map_err(Failure::invalid),
+            ContentType::Protobuf => Self::decode(without_envelope(body)?).map_err(Failure::invalid),
         }
     }
 }
 
 /// Returns the message in an envelope.
-fn without_envelope(mut bytes: Bytes) -> Result<Bytes, Failure> {
-    if !bytes.starts_with(PROTOBUF_PREFIX) {
+fn without_envelope(bytes: &[u8]) -> Result<&[u8], Failure> {
+    let Some(envelope) = bytes.strip_prefix(PROTOBUF_PREFIX) else {
         return Err(Failure::invalid("protobuf without the prefix \"k8s\""));
-    }
-    let envelope = Envelope::decode(bytes.split_off(PROTOBUF_PREFIX.len())).map_err(Failure::invalid)?;
-    Ok(envelope.raw.unwrap_or_default())
+    };
+    let envelope: Envelope<'_> = message::Message::decode(envelope).map_err(Failure::invalid)?;
+    Ok(envelope.raw)
 }

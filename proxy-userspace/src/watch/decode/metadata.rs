@@ -1,8 +1,8 @@
 //! The metadata of objects: of labels and annotations, only those that shunt uses.
 
-use bytes::Bytes;
-use prost::Message;
 use serde::{Deserialize, Deserializer, de};
+
+use super::message::{Bytes, Text, message};
 
 /// kube-proxy does not watch Services with this label.
 pub(in crate::watch) const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -38,40 +38,37 @@ const USED: [&str; 9] = [
 ];
 
 /// `metadata`.
-#[derive(Deserialize, Message)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(in crate::watch) struct RawMetadata {
-    #[prost(string, optional, tag = "1")]
-    name: Option<String>,
-    #[prost(string, optional, tag = "3")]
-    namespace: Option<String>,
-    #[prost(string, optional, tag = "6")]
-    pub(in crate::watch) resource_version: Option<String>,
-    #[prost(message, optional, tag = "9")]
+pub(in crate::watch) struct RawMetadata<'a> {
+    name: Option<Text<'a>>,
+    namespace: Option<Text<'a>>,
+    pub(in crate::watch) resource_version: Option<Text<'a>>,
     deletion_timestamp: Option<RawTime>,
     #[serde(deserialize_with = "used_entries")]
-    #[prost(message, repeated, tag = "11")]
-    labels: Vec<RawEntry>,
+    labels: Vec<RawEntry<'a>>,
     #[serde(deserialize_with = "used_entries")]
-    #[prost(message, repeated, tag = "12")]
-    annotations: Vec<RawEntry>,
+    annotations: Vec<RawEntry<'a>>,
 }
+message!(RawMetadata<'a> {
+    name = 1, namespace = 3, resource_version = 6, deletion_timestamp = 9, labels = 11, annotations = 12,
+});
 
 /// A time, of which it only matters that it is there.
-#[derive(Message)]
+#[derive(Debug, Default)]
 struct RawTime {}
+message!(RawTime {});
 
-/// An entry of a map from text to text. In protobuf, which decodes all entries, it borrows from the
-/// object's bytes.
-#[derive(Message)]
-struct RawEntry {
-    #[prost(bytes = "bytes", tag = "1")]
-    key: Bytes,
-    #[prost(bytes = "bytes", tag = "2")]
-    value: Bytes,
+/// An entry of a map from text to text. All entries of protobuf are decoded, so that one which is
+/// not UTF-8 must not matter unless it is used.
+#[derive(Debug, Default)]
+struct RawEntry<'a> {
+    key: Bytes<'a>,
+    value: Bytes<'a>,
 }
+message!(RawEntry<'a> { key = 1, value = 2 });
 
-impl RawMetadata {
+impl RawMetadata<'_> {
     /// Returns the value of a label.
     pub(super) fn label(&self, key: &str) -> Option<&str> {
         value(&self.labels, key)
@@ -109,8 +106,8 @@ impl RawMetadata {
 }
 
 /// Returns the value of a key. As with Go's maps, the last entry counts.
-fn value<'a>(entries: &'a [RawEntry], key: &str) -> Option<&'a str> {
-    let entry = entries.iter().rev().find(|entry| entry.key == key.as_bytes())?;
+fn value<'a>(entries: &'a [RawEntry<'_>], key: &str) -> Option<&'a str> {
+    let entry = entries.iter().rev().find(|entry| *entry.key == *key.as_bytes())?;
     std::str::from_utf8(&entry.value).ok()
 }
 
@@ -121,14 +118,14 @@ impl<'de> Deserialize<'de> for RawTime {
 }
 
 /// Decodes a map of JSON or YAML, and keeps the used entries. Other values may be of any type.
-fn used_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RawEntry>, D::Error> {
+fn used_entries<'de, 'a, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RawEntry<'a>>, D::Error> {
     deserializer.deserialize_option(UsedEntries)
 }
 
 struct UsedEntries;
 
 impl<'de> de::Visitor<'de> for UsedEntries {
-    type Value = Vec<RawEntry>;
+    type Value = Vec<RawEntry<'static>>;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("a map")
@@ -151,7 +148,8 @@ impl<'de> de::Visitor<'de> for UsedEntries {
         while let Some(UsedKey(key)) = map.next_key()? {
             if let Some(key) = key {
                 let value: Option<String> = map.next_value()?;
-                let entry = |value: String| RawEntry { key: key.as_bytes().into(), value: value.into() };
+                let entry =
+                    |value: String| RawEntry { key: key.as_bytes().into(), value: value.into_bytes().into() };
                 entries.extend(value.map(entry));
             } else {
                 map.next_value::<de::IgnoredAny>()?;

@@ -5,6 +5,7 @@
 //! not part of the decoded object, as with kube-proxy. The API source logs problems and uses the
 //! rest of the object. The manifests source rejects the document.
 
+pub(super) mod message;
 mod metadata;
 mod node;
 mod parse;
@@ -18,17 +19,18 @@ mod tests;
 
 use std::fmt;
 
-use bytes::Bytes;
-use prost::Message;
 use serde::{Deserialize, de::DeserializeOwned};
 
+use self::message::{Message, MessageError};
 pub(super) use self::{
+    message::Text,
     metadata::{DSR as DSR_ANNOTATION, INITIAL_EVENTS_END, RawMetadata},
     pod::pod_place,
     raw::RawPod,
 };
 use crate::model::{
-    Delta, EndpointSlice, InvalidName, ListPart, Name, NamespacedName, Node, Service, ServiceCidr, WatchEvent,
+    Delta, EndpointSlice, Interner, InvalidName, ListPart, Name, NamespacedName, Node, Service, ServiceCidr,
+    WatchEvent,
 };
 
 /// An invalid field of an object.
@@ -68,7 +70,7 @@ impl Problems {
 /// A kind of object that the sources decode.
 pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     /// The decoded fields, before validation.
-    type Raw: DeserializeOwned + Message + Default;
+    type Raw<'a>: DeserializeOwned + Message<'a>;
     /// `kind`.
     const KIND: &'static str;
     /// The API group; empty for the core group.
@@ -86,20 +88,29 @@ pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     const EXCLUDING_LABEL: Option<&'static str> = None;
 
     /// Returns true if the object has [`Self::EXCLUDING_LABEL`].
-    fn is_excluded(metadata: &RawMetadata) -> bool {
+    fn is_excluded(metadata: &RawMetadata<'_>) -> bool {
         Self::EXCLUDING_LABEL.is_some_and(|label| metadata.label(label).is_some())
     }
     /// Returns the object's metadata.
-    fn metadata(raw: &Self::Raw) -> Option<&RawMetadata>;
+    fn metadata<'r, 'a>(raw: &'r Self::Raw<'a>) -> Option<&'r RawMetadata<'a>>;
     /// Validates the fields and sets defaults.
-    fn from_raw(name: NamespacedName, raw: Self::Raw, problems: &mut Problems) -> Self;
+    fn from_raw(
+        name: NamespacedName,
+        raw: Self::Raw<'_>,
+        strings: &mut Interner<str>,
+        problems: &mut Problems,
+    ) -> Self;
     /// Returns the name in an object's metadata, if it is valid.
-    fn name_in(metadata: &RawMetadata) -> Option<NamespacedName> {
-        Self::checked_name(metadata, &mut Problems::default())
+    fn name_in(metadata: &RawMetadata<'_>) -> Option<NamespacedName> {
+        Self::checked_name(metadata, &mut Interner::default(), &mut Problems::default())
     }
     /// Returns the name in an object's metadata. The default namespace is `default`, as with
     /// kubectl. Without a valid name there is none: an object must not get the name of another.
-    fn checked_name(metadata: &RawMetadata, problems: &mut Problems) -> Option<NamespacedName> {
+    fn checked_name(
+        metadata: &RawMetadata<'_>,
+        strings: &mut Interner<str>,
+        problems: &mut Problems,
+    ) -> Option<NamespacedName> {
         let Some(name) = metadata.non_empty_name() else {
             problems.add("metadata.name", "missing; every object needs a name");
             return None;
@@ -109,7 +120,8 @@ pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
             return name.map(Into::into);
         }
         let namespace = metadata.non_empty_namespace().unwrap_or("default");
-        let namespace = parse::name("metadata.namespace", namespace, Name::label, problems);
+        let namespace =
+            parse::name("metadata.namespace", namespace, |text| Name::shared_label(text, strings), problems);
         Some(NamespacedName { namespace: namespace?, name: name? })
     }
     /// Returns namespace and name.
@@ -126,7 +138,7 @@ macro_rules! kind {
      name: $parse_name:path, $event:ident, $raw:ident, $from_raw:path
      $(, excluded: $label:expr, in_parts: $part:ident)?) => {
         impl Kind for $type {
-            type Raw = raw::$raw;
+            type Raw<'a> = raw::$raw<'a>;
             const KIND: &'static str = $kind;
             const GROUP: &'static str = $group;
             const PLURAL: &'static str = $plural;
@@ -135,11 +147,16 @@ macro_rules! kind {
             $(const EXCLUDING_LABEL: Option<&'static str> = Some($label);
             const PART: Option<fn(ListPart<Self>) -> WatchEvent> = Some(WatchEvent::$part);)?
 
-            fn metadata(raw: &Self::Raw) -> Option<&RawMetadata> {
+            fn metadata<'r, 'a>(raw: &'r Self::Raw<'a>) -> Option<&'r RawMetadata<'a>> {
                 raw.metadata.as_ref()
             }
-            fn from_raw(name: NamespacedName, raw: Self::Raw, problems: &mut Problems) -> Self {
-                $from_raw(name, raw, problems)
+            fn from_raw(
+                name: NamespacedName,
+                raw: Self::Raw<'_>,
+                strings: &mut Interner<str>,
+                problems: &mut Problems,
+            ) -> Self {
+                $from_raw(name, raw, strings, problems)
             }
             fn key(&self) -> NamespacedName {
                 self.name.clone().into()
@@ -163,7 +180,7 @@ kind!(ServiceCidr: "ServiceCIDR", "networking.k8s.io", "servicecidrs", namespace
 
 /// A decoded object.
 #[derive(Debug)]
-pub(super) struct Decoded<K> {
+pub(super) struct Decoded<'a, K> {
     /// The object without its invalid values; none if it has no valid name.
     pub(super) object: Option<K>,
     /// If there is no object: namespace and name as they are written, for the log.
@@ -171,21 +188,24 @@ pub(super) struct Decoded<K> {
     /// True unless the object has [`Kind::EXCLUDING_LABEL`].
     pub(super) selected: bool,
     /// `metadata.resourceVersion`.
-    pub(super) resource_version: Option<String>,
+    pub(super) resource_version: Option<Text<'a>>,
     /// The invalid values.
     pub(super) problems: Vec<Problem>,
 }
 
-/// Decodes one object.
+/// Decodes one object. Names that many objects repeat become shared copies.
 ///
 /// # Errors
 /// Returns an error if a field has the wrong JSON type: then nothing can be decoded.
-pub(super) fn decode<'de, K, D>(deserializer: D) -> Result<Decoded<K>, Problem>
+pub(super) fn decode<'de, K, D>(
+    deserializer: D,
+    strings: &mut Interner<str>,
+) -> Result<Decoded<'static, K>, Problem>
 where
     K: Kind,
     D: serde::Deserializer<'de>,
 {
-    deserialize(deserializer).map(from_raw)
+    deserialize(deserializer).map(|raw| from_raw(raw, strings))
 }
 
 /// Decodes one object of JSON.
@@ -195,10 +215,13 @@ where
 ///
 /// # Errors
 /// The same as of [`decode`].
-pub(super) fn decode_json<K: Kind>(json: &str) -> Result<Decoded<K>, Problem> {
+pub(super) fn decode_json<K: Kind>(
+    json: &str,
+    strings: &mut Interner<str>,
+) -> Result<Decoded<'static, K>, Problem> {
     match serde_json::from_str(json) {
-        Ok(raw) => Ok(from_raw(raw)),
-        Err(_) => decode(&mut serde_json::Deserializer::from_str(json)),
+        Ok(raw) => Ok(from_raw(raw, strings)),
+        Err(_) => decode(&mut serde_json::Deserializer::from_str(json), strings),
     }
 }
 
@@ -206,35 +229,38 @@ pub(super) fn decode_json<K: Kind>(json: &str) -> Result<Decoded<K>, Problem> {
 ///
 /// # Errors
 /// Returns an error if these are no bytes of a message, or if a field has another type.
-pub(super) fn decode_protobuf<K: Kind>(object: Bytes) -> Result<Decoded<K>, Problem> {
-    K::Raw::decode(object).map(from_raw).map_err(|error| undecodable(&error))
+pub(super) fn decode_protobuf<'a, K: Kind>(
+    object: &'a [u8],
+    strings: &mut Interner<str>,
+) -> Result<Decoded<'a, K>, Problem> {
+    K::Raw::decode(object).map(|raw| from_raw(raw, strings)).map_err(|error| undecodable(&error))
 }
 
-fn undecodable(error: &prost::DecodeError) -> Problem {
+fn undecodable(error: &MessageError) -> Problem {
     Problem { field: String::new(), what: error.to_string() }
 }
 
-fn from_raw<K: Kind>(raw: K::Raw) -> Decoded<K> {
+fn from_raw<'a, K: Kind>(raw: K::Raw<'a>, strings: &mut Interner<str>) -> Decoded<'a, K> {
     let metadata = K::metadata(&raw);
     let selected = metadata.is_none_or(|metadata| !K::is_excluded(metadata));
     let resource_version = metadata.and_then(|metadata| metadata.resource_version.clone());
     let mut problems = Problems::default();
-    let name = K::checked_name(metadata.unwrap_or(&RawMetadata::default()), &mut problems);
+    let name = K::checked_name(metadata.unwrap_or(&RawMetadata::default()), strings, &mut problems);
     let written_name = metadata.filter(|_| name.is_none()).and_then(RawMetadata::written_name);
-    let object = name.map(|name| K::from_raw(name, raw, &mut problems));
+    let object = name.map(|name| K::from_raw(name, raw, strings, &mut problems));
     Decoded { object, written_name, selected, resource_version, problems: problems.0 }
 }
 
 /// Decodes only the metadata of an object. Its other fields may be invalid.
 pub(super) fn decode_metadata<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
-) -> Result<RawMetadata, Problem> {
-    let object: raw::RawObject = deserialize(deserializer)?;
+) -> Result<RawMetadata<'static>, Problem> {
+    let object: raw::RawObject<'static> = deserialize(deserializer)?;
     Ok(object.metadata.unwrap_or_default())
 }
 
 /// Decodes only the metadata of an object of protobuf.
-pub(super) fn decode_protobuf_metadata(object: Bytes) -> Result<RawMetadata, Problem> {
+pub(super) fn decode_protobuf_metadata(object: &[u8]) -> Result<RawMetadata<'_>, Problem> {
     let object = raw::RawObject::decode(object).map_err(|error| undecodable(&error))?;
     Ok(object.metadata.unwrap_or_default())
 }

@@ -9,12 +9,17 @@ use super::{
     parse,
     raw::{RawNode, RawNodeAddress},
 };
-use crate::model::{IpFamily, NamespacedName, Node, NodeAddressType, is_tunnel_address};
+use crate::model::{Interner, IpFamily, NamespacedName, Node, NodeAddressType, is_tunnel_address};
 
 /// The cluster autoscaler's taint on nodes that it will delete (upstream `node.go`, KEP-3836).
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
-pub(super) fn node(name: NamespacedName, raw: RawNode, problems: &mut Problems) -> Node {
+pub(super) fn node(
+    name: NamespacedName,
+    raw: RawNode<'_>,
+    _: &mut Interner<str>,
+    problems: &mut Problems,
+) -> Node {
     let metadata = raw.metadata.unwrap_or_default();
     let spec = raw.spec.unwrap_or_default();
     let addresses = raw.status.map(|status| status.addresses).unwrap_or_default();
@@ -37,7 +42,7 @@ pub(super) fn node(name: NamespacedName, raw: RawNode, problems: &mut Problems) 
 }
 
 /// Decodes an address. None for names (`Hostname`, `InternalDNS`, `ExternalDNS`).
-fn address(i: usize, raw: &RawNodeAddress, problems: &mut Problems) -> Option<(NodeAddressType, IpAddr)> {
+fn address(i: usize, raw: &RawNodeAddress<'_>, problems: &mut Problems) -> Option<(NodeAddressType, IpAddr)> {
     let address_type = match raw.address_type.as_deref() {
         Some("InternalIP") => NodeAddressType::InternalIp,
         Some("ExternalIP") => NodeAddressType::ExternalIp,

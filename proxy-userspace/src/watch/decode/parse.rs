@@ -4,8 +4,8 @@ use std::{fmt::Display, net::IpAddr, num::NonZeroU16};
 
 use ipnet::IpNet;
 
-use super::Problems;
-use crate::model::{InvalidName, Name, Protocol, UnixNanos, parse_cidr_sloppy, parse_ip_sloppy};
+use super::{Problems, message::Text};
+use crate::model::{Interner, InvalidName, Name, Protocol, UnixNanos, parse_cidr_sloppy, parse_ip_sloppy};
 
 /// Parses a port number, 1 to 65,535.
 pub(super) fn port(field: impl Display, value: i64, problems: &mut Problems) -> Option<NonZeroU16> {
@@ -77,7 +77,7 @@ pub(super) fn cidr(field: impl Display, value: &str, problems: &mut Problems) ->
 /// Parses a list with `parse`. Invalid values are left out.
 pub(super) fn list<T>(
     field: &str,
-    values: &[String],
+    values: &[Text<'_>],
     problems: &mut Problems,
     parse: fn(String, &str, &mut Problems) -> Option<T>,
 ) -> Vec<T> {
@@ -89,17 +89,22 @@ pub(super) fn list<T>(
 pub(super) fn name(
     field: impl Display,
     value: &str,
-    parse: fn(&str) -> Result<Name, InvalidName>,
+    parse: impl FnOnce(&str) -> Result<Name, InvalidName>,
     problems: &mut Problems,
 ) -> Option<Name> {
     parse(value).map_err(|allowed| problems.not(field, value, allowed)).ok()
 }
 
 /// Parses the name of a port. It may be absent or empty.
-pub(super) fn port_name(field: impl Display, value: Option<&str>, problems: &mut Problems) -> Option<Name> {
+pub(super) fn port_name(
+    field: impl Display,
+    value: Option<&str>,
+    strings: &mut Interner<str>,
+    problems: &mut Problems,
+) -> Option<Name> {
     match value.unwrap_or_default() {
         "" => Some(Name::default()),
-        value => name(field, value, Name::label, problems),
+        value => name(field, value, |value| Name::shared_label(value, strings), problems),
     }
 }
 

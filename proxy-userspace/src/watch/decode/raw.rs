@@ -1,8 +1,8 @@
 //! The fields of Kubernetes objects that are decoded, from JSON, YAML or protobuf.
 
-use prost::Message;
 use serde::{Deserialize, Deserializer};
 
+use super::message::{Text, message};
 pub(in crate::watch) use super::metadata::RawMetadata;
 
 /// Defines structs of fields with camelCase names, and with the numbers that they have in protobuf
@@ -11,143 +11,143 @@ pub(in crate::watch) use super::metadata::RawMetadata;
 /// that reads a field must take empty text and 0 for an absent field too. Numbers are wider than
 /// the API's, so that a number out of range is reported as such.
 macro_rules! raw {
-    ($($(#[$attribute:meta])* $name:ident {
-        $($(#[$rename:meta])* $field:ident: $shape:ident<$type:ty> = $encoding:ident $label:ident $tag:tt),* $(,)?
+    ($($(#[$attribute:meta])* $name:ident $(<$life:lifetime>)? {
+        $($(#[$rename:meta])* $field:ident: $shape:ident<$type:ty> = $tag:literal),* $(,)?
     })*) => {$(
         $(#[$attribute])*
-        #[derive(Deserialize, Message)]
+        #[derive(Debug, Default, Deserialize)]
         #[serde(rename_all = "camelCase", default)]
-        pub(in crate::watch) struct $name {
+        pub(in crate::watch) struct $name $(<$life>)? {
             $(
                 $(#[$rename])*
                 #[serde(deserialize_with = "null_is_absent")]
-                #[prost($encoding, $label, tag = $tag)]
                 pub(in crate::watch) $field: $shape<$type>,
             )*
         }
+        message!($name $(<$life>)? { $($field = $tag),* });
     )*};
 }
 
 raw! {
     /// Any object, of which only the metadata is decoded.
-    RawObject { metadata: Option<RawMetadata> = message optional "1" }
+    RawObject<'a> { metadata: Option<RawMetadata<'a>> = 1 }
 
-    RawService {
-        metadata: Option<RawMetadata> = message optional "1",
-        spec: Option<RawServiceSpec> = message optional "2",
-        status: Option<RawServiceStatus> = message optional "3",
+    RawService<'a> {
+        metadata: Option<RawMetadata<'a>> = 1,
+        spec: Option<RawServiceSpec<'a>> = 2,
+        status: Option<RawServiceStatus<'a>> = 3,
     }
-    RawServiceSpec {
+    RawServiceSpec<'a> {
         #[serde(rename = "type")]
-        service_type: Option<String> = string optional "4",
+        service_type: Option<Text<'a>> = 4,
         #[serde(rename = "clusterIP")]
-        cluster_ip: Option<String> = string optional "3",
+        cluster_ip: Option<Text<'a>> = 3,
         #[serde(rename = "clusterIPs")]
-        cluster_ips: Vec<String> = string repeated "18",
+        cluster_ips: Vec<Text<'a>> = 18,
         #[serde(rename = "externalIPs")]
-        external_ips: Vec<String> = string repeated "5",
-        load_balancer_source_ranges: Vec<String> = string repeated "9",
-        ports: Vec<RawServicePort> = message repeated "1",
-        session_affinity: Option<String> = string optional "7",
-        session_affinity_config: Option<RawSessionAffinityConfig> = message optional "14",
-        internal_traffic_policy: Option<String> = string optional "22",
-        external_traffic_policy: Option<String> = string optional "11",
-        health_check_node_port: Option<i64> = int64 optional "12",
+        external_ips: Vec<Text<'a>> = 5,
+        load_balancer_source_ranges: Vec<Text<'a>> = 9,
+        ports: Vec<RawServicePort<'a>> = 1,
+        session_affinity: Option<Text<'a>> = 7,
+        session_affinity_config: Option<RawSessionAffinityConfig> = 14,
+        internal_traffic_policy: Option<Text<'a>> = 22,
+        external_traffic_policy: Option<Text<'a>> = 11,
+        health_check_node_port: Option<i64> = 12,
     }
-    RawServicePort {
-        name: Option<String> = string optional "1",
-        protocol: Option<String> = string optional "2",
-        port: Option<i64> = int64 optional "3",
-        node_port: Option<i64> = int64 optional "5",
+    RawServicePort<'a> {
+        name: Option<Text<'a>> = 1,
+        protocol: Option<Text<'a>> = 2,
+        port: Option<i64> = 3,
+        node_port: Option<i64> = 5,
     }
     RawSessionAffinityConfig {
         #[serde(rename = "clientIP")]
-        client_ip: Option<RawClientIpConfig> = message optional "1",
+        client_ip: Option<RawClientIpConfig> = 1,
     }
-    RawClientIpConfig { timeout_seconds: Option<i64> = int64 optional "1" }
-    RawServiceStatus { load_balancer: Option<RawLoadBalancerStatus> = message optional "1" }
-    RawLoadBalancerStatus { ingress: Vec<RawLoadBalancerIngress> = message repeated "1" }
-    RawLoadBalancerIngress {
-        ip: Option<String> = string optional "1",
-        ip_mode: Option<String> = string optional "3",
+    RawClientIpConfig { timeout_seconds: Option<i64> = 1 }
+    RawServiceStatus<'a> { load_balancer: Option<RawLoadBalancerStatus<'a>> = 1 }
+    RawLoadBalancerStatus<'a> { ingress: Vec<RawLoadBalancerIngress<'a>> = 1 }
+    RawLoadBalancerIngress<'a> {
+        ip: Option<Text<'a>> = 1,
+        ip_mode: Option<Text<'a>> = 3,
     }
 
-    RawEndpointSlice {
-        metadata: Option<RawMetadata> = message optional "1",
-        address_type: Option<String> = string optional "4",
-        endpoints: Vec<RawEndpoint> = message repeated "2",
-        ports: Vec<RawEndpointPort> = message repeated "3",
+    RawEndpointSlice<'a> {
+        metadata: Option<RawMetadata<'a>> = 1,
+        address_type: Option<Text<'a>> = 4,
+        endpoints: Vec<RawEndpoint<'a>> = 2,
+        ports: Vec<RawEndpointPort<'a>> = 3,
     }
-    RawEndpoint {
-        addresses: Vec<String> = string repeated "1",
-        conditions: Option<RawEndpointConditions> = message optional "2",
-        node_name: Option<String> = string optional "6",
-        hints: Option<RawEndpointHints> = message optional "8",
-        target_ref: Option<RawTargetRef> = message optional "4",
+    RawEndpoint<'a> {
+        addresses: Vec<Text<'a>> = 1,
+        conditions: Option<RawEndpointConditions> = 2,
+        node_name: Option<Text<'a>> = 6,
+        hints: Option<RawEndpointHints<'a>> = 8,
+        target_ref: Option<RawTargetRef<'a>> = 4,
     }
     RawEndpointConditions {
-        ready: Option<bool> = bool optional "1",
-        serving: Option<bool> = bool optional "2",
-        terminating: Option<bool> = bool optional "3",
+        ready: Option<bool> = 1,
+        serving: Option<bool> = 2,
+        terminating: Option<bool> = 3,
     }
-    RawEndpointHints {
-        for_zones: Vec<RawHint> = message repeated "1",
-        for_nodes: Vec<RawHint> = message repeated "2",
+    RawEndpointHints<'a> {
+        for_zones: Vec<RawHint<'a>> = 1,
+        for_nodes: Vec<RawHint<'a>> = 2,
     }
-    RawHint { name: Option<String> = string optional "1" }
-    RawTargetRef {
-        kind: Option<String> = string optional "1",
-        namespace: Option<String> = string optional "2",
-        name: Option<String> = string optional "3",
+    RawHint<'a> { name: Option<Text<'a>> = 1 }
+    RawTargetRef<'a> {
+        kind: Option<Text<'a>> = 1,
+        namespace: Option<Text<'a>> = 2,
+        name: Option<Text<'a>> = 3,
     }
-    RawEndpointPort {
-        name: Option<String> = string optional "1",
-        protocol: Option<String> = string optional "2",
-        port: Option<i64> = int64 optional "3",
+    RawEndpointPort<'a> {
+        name: Option<Text<'a>> = 1,
+        protocol: Option<Text<'a>> = 2,
+        port: Option<i64> = 3,
     }
 
-    RawNode {
-        metadata: Option<RawMetadata> = message optional "1",
-        spec: Option<RawNodeSpec> = message optional "2",
-        status: Option<RawNodeStatus> = message optional "3",
+    RawNode<'a> {
+        metadata: Option<RawMetadata<'a>> = 1,
+        spec: Option<RawNodeSpec<'a>> = 2,
+        status: Option<RawNodeStatus<'a>> = 3,
     }
-    RawNodeSpec {
+    RawNodeSpec<'a> {
         #[serde(rename = "podCIDR")]
-        pod_cidr: Option<String> = string optional "1",
+        pod_cidr: Option<Text<'a>> = 1,
         #[serde(rename = "podCIDRs")]
-        pod_cidrs: Vec<String> = string repeated "7",
-        taints: Vec<RawTaint> = message repeated "5",
+        pod_cidrs: Vec<Text<'a>> = 7,
+        taints: Vec<RawTaint<'a>> = 5,
     }
-    RawTaint { key: Option<String> = string optional "1" }
-    RawNodeStatus { addresses: Vec<RawNodeAddress> = message repeated "5" }
-    RawNodeAddress {
+    RawTaint<'a> { key: Option<Text<'a>> = 1 }
+    RawNodeStatus<'a> { addresses: Vec<RawNodeAddress<'a>> = 5 }
+    RawNodeAddress<'a> {
         #[serde(rename = "type")]
-        address_type: Option<String> = string optional "1",
-        address: Option<String> = string optional "2",
+        address_type: Option<Text<'a>> = 1,
+        address: Option<Text<'a>> = 2,
     }
 
-    RawPod {
-        metadata: Option<RawMetadata> = message optional "1",
-        spec: Option<RawPodSpec> = message optional "2",
-        status: Option<RawPodStatus> = message optional "3",
+    RawPod<'a> {
+        metadata: Option<RawMetadata<'a>> = 1,
+        spec: Option<RawPodSpec<'a>> = 2,
+        status: Option<RawPodStatus<'a>> = 3,
     }
-    RawPodSpec {
-        node_name: Option<String> = string optional "10",
-        host_network: Option<bool> = bool optional "11",
+    RawPodSpec<'a> {
+        node_name: Option<Text<'a>> = 10,
+        host_network: Option<bool> = 11,
     }
-    RawPodStatus {
+    RawPodStatus<'a> {
         #[serde(rename = "podIP")]
-        pod_ip: Option<String> = string optional "6",
+        pod_ip: Option<Text<'a>> = 6,
         #[serde(rename = "podIPs")]
-        pod_ips: Vec<RawPodIp> = message repeated "12",
+        pod_ips: Vec<RawPodIp<'a>> = 12,
     }
-    RawPodIp { ip: Option<String> = string optional "1" }
+    RawPodIp<'a> { ip: Option<Text<'a>> = 1 }
 
-    RawServiceCidr {
-        metadata: Option<RawMetadata> = message optional "1",
-        spec: Option<RawServiceCidrSpec> = message optional "2",
+    RawServiceCidr<'a> {
+        metadata: Option<RawMetadata<'a>> = 1,
+        spec: Option<RawServiceCidrSpec<'a>> = 2,
     }
-    RawServiceCidrSpec { cidrs: Vec<String> = string repeated "1" }
+    RawServiceCidrSpec<'a> { cidrs: Vec<Text<'a>> = 1 }
 }
 
 /// Decodes a field of JSON or YAML; `null` as if the field were absent.

@@ -1,6 +1,8 @@
 //! Decodes Services with the defaults of `v1` (upstream `pkg/apis/core/v1/defaults.go`).
 
-use std::{net::IpAddr, num::NonZeroU32};
+use std::{fmt, net::IpAddr, num::NonZeroU32};
+
+use smallvec::SmallVec;
 
 use super::{
     Kind as _, Problems,
@@ -9,8 +11,8 @@ use super::{
     raw::{RawLoadBalancerIngress, RawService, RawServicePort, RawServiceSpec},
 };
 use crate::model::{
-    Balance, Forwarding, IpFamily, LoadBalancerIngress, LoadBalancerIpMode, NamespacedName, Service,
-    ServicePort, ServiceType, SessionAffinity, TrafficPolicy,
+    Balance, Forwarding, Interner, IpFamily, LoadBalancerIngress, LoadBalancerIpMode, NamespacedName,
+    Service, ServicePort, ServiceType, SessionAffinity, TrafficPolicy,
 };
 
 /// Upstream's `DefaultClientIPServiceAffinitySeconds`, three hours.
@@ -18,7 +20,12 @@ const DEFAULT_AFFINITY_SECONDS: NonZeroU32 = NonZeroU32::new(10_800).expect("not
 /// Upstream's `MaxClientIPServiceAffinitySeconds`, a day.
 const MAX_AFFINITY_SECONDS: u32 = 86_400;
 
-pub(super) fn service(name: NamespacedName, raw: RawService, problems: &mut Problems) -> Service {
+pub(super) fn service(
+    name: NamespacedName,
+    raw: RawService<'_>,
+    strings: &mut Interner<str>,
+    problems: &mut Problems,
+) -> Service {
     let metadata = raw.metadata.unwrap_or_default();
     let spec = raw.spec.unwrap_or_default();
     let ingress =
@@ -37,7 +44,7 @@ pub(super) fn service(name: NamespacedName, raw: RawService, problems: &mut Prob
             problems,
             parse::cidr,
         ),
-        ports: ports(&spec.ports, problems),
+        ports: ports(&spec.ports, strings, problems),
         session_affinity: session_affinity(&spec, problems),
         internal_traffic_policy: traffic_policy("spec.internalTrafficPolicy", internal.as_deref(), problems),
         external_traffic_policy: traffic_policy("spec.externalTrafficPolicy", external.as_deref(), problems),
@@ -49,7 +56,7 @@ pub(super) fn service(name: NamespacedName, raw: RawService, problems: &mut Prob
     }
 }
 
-fn service_type(spec: &RawServiceSpec, problems: &mut Problems) -> ServiceType {
+fn service_type(spec: &RawServiceSpec<'_>, problems: &mut Problems) -> ServiceType {
     let words = [
         ("ClusterIP", ServiceType::ClusterIp),
         ("NodePort", ServiceType::NodePort),
@@ -62,17 +69,21 @@ fn service_type(spec: &RawServiceSpec, problems: &mut Problems) -> ServiceType {
 }
 
 /// Decodes `clusterIPs`, or `clusterIP` if that is the only one. Empty for headless Services.
-fn cluster_ips(spec: &RawServiceSpec, service_type: ServiceType, problems: &mut Problems) -> Vec<IpAddr> {
+fn cluster_ips(spec: &RawServiceSpec<'_>, service_type: ServiceType, problems: &mut Problems) -> Vec<IpAddr> {
     let single = spec.cluster_ip.as_deref().filter(|value| !value.is_empty());
     let listed = &spec.cluster_ips;
-    let values: Vec<&str> = listed.iter().map(String::as_str).collect();
-    let values = if values.is_empty() { Vec::from_iter(single) } else { values };
+    let mut values: SmallVec<[&str; 2]> = listed.iter().map(AsRef::as_ref).collect();
+    if values.is_empty() {
+        values.extend(single);
+    }
     if service_type == ServiceType::ExternalName || matches!(values.first(), None | Some(&("None" | ""))) {
         return Vec::new();
     }
     let mut addresses: Vec<IpAddr> = Vec::new();
     for (i, value) in values.into_iter().enumerate() {
-        let field = if listed.is_empty() { "spec.clusterIP".into() } else { format!("spec.clusterIPs[{i}]") };
+        let field = fmt::from_fn(|f| {
+            if listed.is_empty() { f.write_str("spec.clusterIP") } else { write!(f, "spec.clusterIPs[{i}]") }
+        });
         let Some(address) = parse::ip(&field, value, problems) else { continue };
         if let Some(single) = single.filter(|single| i == 0 && *single != value) {
             let first = format_args!("spec.clusterIP, which is {single:?}; the first must be");
@@ -88,12 +99,12 @@ fn cluster_ips(spec: &RawServiceSpec, service_type: ServiceType, problems: &mut 
 }
 
 fn load_balancer_ingress(
-    raw: &[RawLoadBalancerIngress],
+    raw: &[RawLoadBalancerIngress<'_>],
     problems: &mut Problems,
 ) -> Vec<LoadBalancerIngress> {
     let words = [("VIP", LoadBalancerIpMode::Vip), ("Proxy", LoadBalancerIpMode::Proxy)];
-    let entry = |(i, ingress): (usize, &RawLoadBalancerIngress)| {
-        let field = format!("status.loadBalancer.ingress[{i}]");
+    let entry = |(i, ingress): (usize, &RawLoadBalancerIngress<'_>)| {
+        let field = format_args!("status.loadBalancer.ingress[{i}]");
         let value = ingress.ip.as_deref().filter(|value| !value.is_empty())?;
         let ip = parse::ip(format_args!("{field}.ip"), value, problems)?;
         let mode = ingress.ip_mode.as_deref();
@@ -106,10 +117,14 @@ fn load_balancer_ingress(
     raw.iter().enumerate().filter_map(entry).collect()
 }
 
-fn ports(raw: &[RawServicePort], problems: &mut Problems) -> Vec<ServicePort> {
-    let mut ports: Vec<ServicePort> = Vec::new();
+fn ports(
+    raw: &[RawServicePort<'_>],
+    strings: &mut Interner<str>,
+    problems: &mut Problems,
+) -> Vec<ServicePort> {
+    let mut ports: Vec<ServicePort> = Vec::with_capacity(raw.len());
     for (i, entry) in raw.iter().enumerate() {
-        let Some(port) = service_port(i, entry, problems) else { continue };
+        let Some(port) = service_port(i, entry, strings, problems) else { continue };
         let name_field = format_args!("spec.ports[{i}].name");
         if port.name.is_empty() && raw.len() > 1 {
             problems.add(name_field, "missing; with several ports each needs a name");
@@ -126,7 +141,12 @@ fn ports(raw: &[RawServicePort], problems: &mut Problems) -> Vec<ServicePort> {
     ports
 }
 
-fn service_port(i: usize, raw: &RawServicePort, problems: &mut Problems) -> Option<ServicePort> {
+fn service_port(
+    i: usize,
+    raw: &RawServicePort<'_>,
+    strings: &mut Interner<str>,
+    problems: &mut Problems,
+) -> Option<ServicePort> {
     let field = format_args!("spec.ports[{i}]");
     let protocol = parse::protocol(format_args!("{field}.protocol"), raw.protocol.as_deref(), problems);
     let Some(port) = raw.port else {
@@ -135,11 +155,11 @@ fn service_port(i: usize, raw: &RawServicePort, problems: &mut Problems) -> Opti
     };
     let port = parse::port(format_args!("{field}.port"), port, problems);
     let node_port = parse::optional_port(format_args!("{field}.nodePort"), raw.node_port, problems);
-    let name = parse::port_name(format_args!("{field}.name"), raw.name.as_deref(), problems);
+    let name = parse::port_name(format_args!("{field}.name"), raw.name.as_deref(), strings, problems);
     Some(ServicePort { name: name?, protocol: protocol?, port: port?, node_port })
 }
 
-fn session_affinity(spec: &RawServiceSpec, problems: &mut Problems) -> SessionAffinity {
+fn session_affinity(spec: &RawServiceSpec<'_>, problems: &mut Problems) -> SessionAffinity {
     let value = spec.session_affinity.as_deref();
     let words = [("None", false), ("ClientIP", true)];
     let by_client = parse::word("spec.sessionAffinity", value, false, &words, problems);

@@ -1,11 +1,12 @@
 //! Decodes ServiceCIDRs: the ranges from which Services get their cluster IPs.
 
 use super::{Problems, parse, raw::RawServiceCidr};
-use crate::model::{NamespacedName, ServiceCidr};
+use crate::model::{Interner, NamespacedName, ServiceCidr};
 
 pub(super) fn service_cidr(
     name: NamespacedName,
-    raw: RawServiceCidr,
+    raw: RawServiceCidr<'_>,
+    _: &mut Interner<str>,
     problems: &mut Problems,
 ) -> ServiceCidr {
     let cidrs = raw.spec.map(|spec| spec.cidrs).unwrap_or_default();

@@ -2,27 +2,37 @@
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
+use smallvec::SmallVec;
+
 use super::{
     Problems,
     metadata::{LAST_CHANGE_TRIGGER_TIME, SERVICE_NAME},
     parse,
-    raw::{RawEndpoint, RawEndpointPort, RawEndpointSlice, RawHint, RawTargetRef},
+    raw::{RawEndpoint, RawEndpointConditions, RawEndpointPort, RawEndpointSlice, RawHint, RawTargetRef},
 };
-use crate::model::{AddressType, EndpointSlice, Hints, Name, NamespacedName, SliceEndpoint, SlicePort};
+use crate::model::{
+    AddressType, EndpointSlice, Hints, Interner, Name, NamespacedName, PodNames, SliceEndpoint, SlicePort,
+};
+
+/// The names of pods. Most Services have no more endpoints.
+type PodList<'a> = SmallVec<[Option<&'a str>; 8]>;
 
 pub(super) fn endpoint_slice(
     name: NamespacedName,
-    raw: RawEndpointSlice,
+    raw: RawEndpointSlice<'_>,
+    strings: &mut Interner<str>,
     problems: &mut Problems,
 ) -> EndpointSlice {
     let metadata = raw.metadata.unwrap_or_default();
     let address_type = address_type(raw.address_type.as_deref(), problems);
-    let decoded = raw.endpoints.into_iter().enumerate().filter_map(|(i, mut endpoint)| {
-        let target = endpoint.target_ref.take();
-        let pod = target.and_then(|target| pod(&target, &name.namespace));
-        Some((slice_endpoint(i, endpoint, address_type, problems)?, pod))
-    });
-    let (endpoints, pods): (Vec<_>, Vec<_>) = decoded.unzip();
+    let mut endpoints = Vec::with_capacity(raw.endpoints.len());
+    let mut pods = PodList::with_capacity(raw.endpoints.len());
+    for (i, endpoint) in raw.endpoints.iter().enumerate() {
+        if let Some(decoded) = slice_endpoint(i, endpoint, address_type, strings, problems) {
+            endpoints.push(decoded);
+            pods.push(endpoint.target_ref.as_ref().and_then(|target| pod(target, &name.namespace)));
+        }
+    }
     EndpointSlice {
         name,
         service: metadata.label(SERVICE_NAME).filter(|name| !name.is_empty()).and_then(|name| {
@@ -30,8 +40,13 @@ pub(super) fn endpoint_slice(
         }),
         address_type,
         endpoints,
-        pods: pods.into_iter().collect(),
-        ports: raw.ports.iter().enumerate().filter_map(|(i, port)| slice_port(i, port, problems)).collect(),
+        pods: PodNames::pack(&mut pods),
+        ports: raw
+            .ports
+            .iter()
+            .enumerate()
+            .filter_map(|(i, port)| slice_port(i, port, strings, problems))
+            .collect(),
         last_change_trigger_time: metadata.annotation(LAST_CHANGE_TRIGGER_TIME).and_then(|value| {
             parse::time(format_args!("metadata.annotations[{LAST_CHANGE_TRIGGER_TIME}]"), value, problems)
         }),
@@ -50,8 +65,9 @@ fn address_type(value: Option<&str>, problems: &mut Problems) -> AddressType {
 /// Decodes an endpoint. None if its first address, the only one that is used, is invalid.
 fn slice_endpoint(
     i: usize,
-    raw: RawEndpoint,
+    raw: &RawEndpoint<'_>,
     address_type: AddressType,
+    strings: &mut Interner<str>,
     problems: &mut Problems,
 ) -> Option<SliceEndpoint> {
     if raw.addresses.is_empty() {
@@ -69,26 +85,27 @@ fn slice_endpoint(
     if first.is_none() && address_type != AddressType::Fqdn {
         return None;
     }
-    let conditions = raw.conditions.unwrap_or_default();
-    let hints = raw.hints.unwrap_or_default();
-    let hints = Hints { zones: hint_names(hints.for_zones), nodes: hint_names(hints.for_nodes) };
+    let condition = |of: fn(&RawEndpointConditions) -> Option<bool>| raw.conditions.as_ref().and_then(of);
+    let hints = raw.hints.as_ref().map(|hints| Hints {
+        zones: hint_names(&hints.for_zones, strings),
+        nodes: hint_names(&hints.for_nodes, strings),
+    });
     Some(SliceEndpoint {
         address: first,
         // The defaults of discovery/v1 types.go and of upstream's endpointslicecache.go, 1.36.
-        ready: conditions.ready.unwrap_or(true),
-        serving: conditions.serving.unwrap_or(true),
-        terminating: conditions.terminating.unwrap_or(false),
-        node_name: non_empty(raw.node_name),
-        hints: (hints != Hints::default()).then(|| Arc::new(hints)),
+        ready: condition(|of| of.ready).unwrap_or(true),
+        serving: condition(|of| of.serving).unwrap_or(true),
+        terminating: condition(|of| of.terminating).unwrap_or(false),
+        node_name: non_empty(raw.node_name.as_deref(), strings),
+        hints: hints.filter(|hints| *hints != Hints::default()).map(Arc::new),
     })
 }
 
-/// Decodes `targetRef`. None unless it names a pod of the slice's namespace. The name is only
-/// shown, so one that is not valid is no problem.
-fn pod(target: &RawTargetRef, namespace: &str) -> Option<Name> {
+/// Returns the name in a `targetRef`. None unless it names a pod of the slice's namespace.
+fn pod<'a>(target: &'a RawTargetRef<'_>, namespace: &str) -> Option<&'a str> {
     let is_pod = target.kind.as_deref() == Some("Pod");
     let is_near = target.namespace.as_deref().is_none_or(|of| of.is_empty() || of == namespace);
-    target.name.as_deref().filter(|_| is_pod && is_near).and_then(|name| Name::subdomain(name).ok())
+    target.name.as_deref().filter(|_| is_pod && is_near)
 }
 
 fn endpoint_address(
@@ -106,21 +123,26 @@ fn endpoint_address(
     None
 }
 
-fn slice_port(i: usize, raw: &RawEndpointPort, problems: &mut Problems) -> Option<SlicePort> {
+fn slice_port(
+    i: usize,
+    raw: &RawEndpointPort<'_>,
+    strings: &mut Interner<str>,
+    problems: &mut Problems,
+) -> Option<SlicePort> {
     let protocol = parse::protocol(format_args!("ports[{i}].protocol"), raw.protocol.as_deref(), problems)?;
     let port = match raw.port {
         // An absent port means all ports.
         None => None,
         Some(port) => Some(parse::port(format_args!("ports[{i}].port"), port, problems)?),
     };
-    let name = parse::port_name(format_args!("ports[{i}].name"), raw.name.as_deref(), problems)?;
+    let name = parse::port_name(format_args!("ports[{i}].name"), raw.name.as_deref(), strings, problems)?;
     Some(SlicePort { name, protocol, port })
 }
 
-fn hint_names(hints: Vec<RawHint>) -> Box<[Arc<str>]> {
-    hints.into_iter().filter_map(|hint| non_empty(hint.name)).collect()
+fn hint_names(hints: &[RawHint<'_>], strings: &mut Interner<str>) -> Box<[Arc<str>]> {
+    hints.iter().filter_map(|hint| non_empty(hint.name.as_deref(), strings)).collect()
 }
 
-fn non_empty(value: Option<String>) -> Option<Arc<str>> {
-    value.filter(|value| !value.is_empty()).map(Arc::from)
+fn non_empty(value: Option<&str>, strings: &mut Interner<str>) -> Option<Arc<str>> {
+    value.filter(|value| !value.is_empty()).map(|value| strings.intern_text(value))
 }

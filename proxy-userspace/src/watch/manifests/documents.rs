@@ -257,7 +257,7 @@ impl Reader<'_> {
             let what = format!("{version:?} is not a known version of {}; {} is", K::KIND, K::VERSION);
             return self.error(key, &format!("{prefix}apiVersion"), what);
         }
-        let (object, problems) = match decode::decode::<K, _>(value) {
+        let (object, problems) = match decode::decode::<K, _>(value, self.strings) {
             Ok(decoded) => (decoded.object.filter(|_| decoded.selected), decoded.problems),
             Err(problem) => (None, vec![problem]),
         };

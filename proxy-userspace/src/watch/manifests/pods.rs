@@ -51,7 +51,7 @@ fn read<R: BufRead + Seek>(path: &Path, text: Text<R>, sink: &mut PodSink<'_>) {
 /// Keeps the pod with the name.
 struct PodSink<'a> {
     name: &'a NamespacedName,
-    found: Option<RawPod>,
+    found: Option<RawPod<'static>>,
 }
 
 impl PodSink<'_> {
@@ -63,7 +63,7 @@ impl PodSink<'_> {
         }
     }
 
-    fn is_it(&self, raw: &RawPod) -> bool {
+    fn is_it(&self, raw: &RawPod<'_>) -> bool {
         let metadata = raw.metadata.as_ref();
         let namespace = metadata.and_then(|metadata| metadata.non_empty_namespace()).unwrap_or("default");
         metadata.and_then(|metadata| metadata.non_empty_name()) == Some(&*self.name.name)

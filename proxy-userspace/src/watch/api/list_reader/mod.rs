@@ -31,7 +31,7 @@ impl ListReader {
                 take(&Object::Json(serde_json::from_slice(item).map_err(Failure::invalid)?));
                 Ok(())
             }),
-            Self::Protobuf(list) => list.read(bytes, |item| take(&Object::Protobuf(item))),
+            Self::Protobuf(list) => list.read(bytes, |item| take(&Object::Protobuf(&item))),
         }
     }
 

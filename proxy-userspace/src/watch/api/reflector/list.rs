@@ -35,7 +35,7 @@ impl<K: Kind> Reflector<K> {
         loop {
             let page = self.read_page(request, &mut list).await?;
             let Some(token) = page.continue_token.filter(|token| !token.is_empty()) else {
-                return self.replace(list, page.resource_version).await;
+                return self.replace(list, page.resource_version.map(Into::into)).await;
             };
             self.has_pages |= self.freshness == Freshness::Any;
             request = request::next_page::<K>(&self.options, limit, &token)?;

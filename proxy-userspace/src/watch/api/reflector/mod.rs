@@ -3,7 +3,6 @@
 mod incoming;
 mod list;
 
-use bytes::Bytes;
 use tokio::{
     sync::mpsc::Sender,
     time::{Instant, sleep, sleep_until},
@@ -21,14 +20,17 @@ use super::{
     wire::{Event, Object},
 };
 use crate::{
-    model::{Delta, WatchEvent},
+    model::{Delta, Interner, WatchEvent},
     net::ContentType,
-    watch::decode::{INITIAL_EVENTS_END, Kind, RawMetadata},
+    watch::decode::{INITIAL_EVENTS_END, Kind, RawMetadata, Text},
 };
 
 /// The least duration of a watch that is requested, in seconds. The duration is up to twice as
 /// long, like client-go's 5 to 10 minutes.
 const WATCH_SECONDS: u32 = 300;
+
+/// The most names that are kept so that objects which follow share them.
+const MAX_NAMES: usize = 8192;
 
 /// The list and watch of one kind.
 pub(super) struct Reflector<K> {
@@ -37,6 +39,8 @@ pub(super) struct Reflector<K> {
     timing: Timing,
     tx: Sender<WatchEvent>,
     reporter: Reporter,
+    /// Names that many objects repeat, at most [`MAX_NAMES`].
+    names: Interner<str>,
     backoff: Backoff,
     /// The resource version that the next watch starts from; none if a list must come first.
     version: Option<String>,
@@ -91,6 +95,7 @@ impl<K: Kind> Reflector<K> {
             timing,
             tx,
             reporter,
+            names: Interner::default(),
             backoff: Backoff::new(timing),
             version: None,
             freshness: Freshness::Any,
@@ -258,7 +263,7 @@ impl<K: Kind> Reflector<K> {
 
     async fn read_event(
         &mut self,
-        bytes: &Bytes,
+        bytes: &[u8],
         encoding: ContentType,
         initial: &mut InitialObjects<K>,
     ) -> Result<(), End> {
@@ -294,7 +299,7 @@ impl<K: Kind> Reflector<K> {
     async fn apply(
         &mut self,
         delta: Option<Delta<K>>,
-        version: Option<String>,
+        version: Option<Text<'_>>,
         initial: &mut InitialObjects<K>,
     ) -> Result<(), End> {
         match (delta, initial) {
@@ -312,7 +317,7 @@ impl<K: Kind> Reflector<K> {
 
     async fn apply_bookmark(
         &mut self,
-        metadata: RawMetadata,
+        metadata: RawMetadata<'_>,
         initial: &mut InitialObjects<K>,
     ) -> Result<(), End> {
         let is_end = metadata.annotation(INITIAL_EVENTS_END).is_some();
@@ -330,11 +335,11 @@ impl<K: Kind> Reflector<K> {
         }
     }
 
-    async fn replace(&mut self, list: Incoming<K>, version: Option<String>) -> Result<(), End> {
+    async fn replace(&mut self, list: Incoming<K>, version: Option<Text<'_>>) -> Result<(), End> {
         let version = version.filter(|version| !version.is_empty());
         let version = version.ok_or_else(|| Failure::invalid("a list without resourceVersion"))?;
         let count = self.complete(list).await?;
-        self.version = Some(version);
+        self.version = Some(version.into_owned());
         self.was_listed = true;
         self.reporter.listed(count);
         Ok(())
@@ -343,7 +348,7 @@ impl<K: Kind> Reflector<K> {
     /// Stores the version of the last change. Versions only grow (KEP-5504). If one is lower, the
     /// server was restored from a backup for example. What it lost will not be in any watch, so a
     /// list is needed.
-    fn advance_version(&mut self, version: Option<String>) -> Result<(), End> {
+    fn advance_version(&mut self, version: Option<Text<'_>>) -> Result<(), End> {
         if let Some(version) = version.filter(|version| !version.is_empty()) {
             let number = |version: &str| version.parse::<u64>().ok();
             let before = self.version.as_deref().and_then(number);
@@ -353,7 +358,7 @@ impl<K: Kind> Reflector<K> {
                 let message = format!("resource version {now} comes after {before}");
                 return Err(Failure::new(FailureClass::OlderData, message).into());
             }
-            self.version = Some(version);
+            self.version = Some(version.into_owned());
         }
         self.reporter.received();
         self.reporter.connected();
@@ -366,8 +371,12 @@ impl<K: Kind> Reflector<K> {
 
     /// Decodes an object. Returns its version and its change: a deletion if its labels exclude it,
     /// and none if it cannot be decoded.
-    fn decode(&mut self, object: &Object<'_>) -> (Option<String>, Option<Delta<K>>) {
-        let decoded = match object.decode::<K>() {
+    fn decode<'a>(&mut self, object: &'a Object<'_>) -> (Option<Text<'a>>, Option<Delta<K>>) {
+        // The model keeps a name while this does. So names are forgotten, or none would ever go.
+        if self.names.len() >= MAX_NAMES {
+            self.names = Interner::default();
+        }
+        let decoded = match object.decode::<K>(&mut self.names) {
             Ok(decoded) => decoded,
             Err(problem) => {
                 let metadata = object.metadata().unwrap_or_default();
@@ -376,7 +385,7 @@ impl<K: Kind> Reflector<K> {
             }
         };
         let delta = if let Some(object) = decoded.object {
-            self.reporter.decoded(&object.key(), decoded.problems);
+            self.reporter.decoded(|| object.key(), decoded.problems);
             Some(if decoded.selected { Delta::Apply(object) } else { Delta::Delete(object.key()) })
         } else {
             self.reporter.undecodable(decoded.written_name, decoded.problems);

@@ -17,12 +17,18 @@ const SERVICES: &str = include_str!("../../../../../tests/src/apiserver/recordin
 const SLICES: &str = include_str!("../../../../../tests/src/apiserver/recordings/endpointslices-list.json");
 const NODES: &str = include_str!("../../../../../tests/src/apiserver/recordings/node1-list.json");
 
+fn decode<'de, K: Kind, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Decoded<'static, K>, Problem> {
+    super::decode(deserializer, &mut Interner::default())
+}
+
 fn items(list: &str) -> Vec<Value> {
     let list: Value = serde_json::from_str(list).unwrap();
     list["items"].as_array().unwrap().clone()
 }
 
-fn decoded<K: Kind>(object: &Value) -> Decoded<K> {
+fn decoded<K: Kind>(object: &Value) -> Decoded<'_, K> {
     decode(object).unwrap()
 }
 
@@ -384,7 +390,7 @@ proptest! {
         let _ = parse::ip("f", &text, &mut problems);
         let _ = parse::cidr("f", &text, &mut problems);
         let _ = parse::time("f", &text, &mut problems);
-        let _ = parse::port_name("f", Some(&text), &mut problems);
+        let _ = parse::port_name("f", Some(&text), &mut Interner::default(), &mut problems);
         prop_assert_eq!(parse::port("f", number, &mut problems).is_some(), (1..=65_535).contains(&number));
     }
 }

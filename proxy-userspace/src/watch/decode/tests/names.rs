@@ -28,7 +28,8 @@ fn an_object_without_a_valid_name_is_left_out() {
             ("metadata.name", json!({"name": bad, "namespace": "shop"})),
             ("metadata.namespace", json!({"name": "web", "namespace": bad})),
         ] {
-            let decoded = decoded::<Service>(&json!({"metadata": metadata, "spec": {}}));
+            let object = json!({"metadata": metadata, "spec": {}});
+            let decoded = decoded::<Service>(&object);
             assert_eq!(decoded.object, None, "{bad:?}");
             let [problem] = &*decoded.problems else { panic!("{:?}", decoded.problems) };
             let label =

@@ -29,11 +29,15 @@ fn entry(number: u64, key: &str, value: &str) -> Vec<u8> {
     field(number, [field(1, key), field(2, value)].concat())
 }
 
+fn decode_protobuf<K: Kind>(object: &[u8]) -> Result<Decoded<'_, K>, Problem> {
+    super::super::decode_protobuf(object, &mut Interner::default())
+}
+
 /// Decodes an object from JSON, and from the same fields in protobuf.
 fn both<K: Kind>(object: &Value) -> [String; 2] {
-    let raw = K::Raw::deserialize(object).unwrap().encode_to_vec();
-    let json = decode_json::<K>(&object.to_string()).unwrap();
-    [json, decode_protobuf::<K>(raw.into()).unwrap()].map(|decoded| format!("{decoded:?}"))
+    let raw = K::Raw::deserialize(object).unwrap().encode();
+    let json = decode_json::<K>(&object.to_string(), &mut Interner::default()).unwrap();
+    [json, decode_protobuf::<K>(&raw).unwrap()].map(|decoded| format!("{decoded:?}"))
 }
 
 #[test]
@@ -83,7 +87,7 @@ fn a_service_as_the_server_writes_it_is_decoded() {
         field(22, "Local"),
     ];
     let object = [field(1, metadata.concat()), field(2, spec.concat()), field(3, field(1, ""))].concat();
-    let decoded = decode_protobuf::<Service>(object.into()).unwrap();
+    let decoded = decode_protobuf::<Service>(&object).unwrap();
     assert_eq!(decoded.problems, []);
     assert_eq!((decoded.selected, decoded.resource_version.as_deref()), (false, Some("4711")));
     let expected = json!({
@@ -116,7 +120,8 @@ fn a_slice_as_the_server_writes_it_is_decoded() {
     let port = [field(1, "http"), field(2, "UDP"), number(3, 8080)];
     let object =
         [field(1, metadata.concat()), field(2, endpoint.concat()), field(3, port.concat()), field(4, "IPv4")];
-    let decoded = decode_protobuf::<EndpointSlice>(object.concat().into()).unwrap();
+    let object = object.concat();
+    let decoded = decode_protobuf::<EndpointSlice>(&object).unwrap();
     let expected = json!({
         "metadata": {
             "name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"},
@@ -137,7 +142,7 @@ fn a_number_out_of_range_is_named() {
     let spec = field(1, [field(2, "TCP"), number(3, -1)].concat());
     let metadata = [field(1, "web"), field(3, "shop")].concat();
     let object = [field(1, metadata), field(2, spec)].concat();
-    let problems = decode_protobuf::<Service>(object.into()).unwrap().problems;
+    let problems = decode_protobuf::<Service>(&object).unwrap().problems;
     let [problem] = &*problems else { panic!("{problems:?}") };
     assert_eq!(problem.to_string(), "spec.ports[0].port: -1 is not a port number, 1 to 65535");
 }
@@ -145,22 +150,55 @@ fn a_number_out_of_range_is_named() {
 #[test]
 fn a_field_of_another_type_is_named() {
     let object = field(2, field(1, field(3, "eighty")));
-    let problem = decode_protobuf::<Service>(object.into()).expect_err("a port that is text");
+    let problem = decode_protobuf::<Service>(&object).expect_err("a port that is text");
     assert!(problem.to_string().contains("RawServicePort.port"), "{problem}");
     // The metadata can be decoded all the same.
     let metadata = field(1, [field(1, "web"), field(3, "shop"), field(6, "7")].concat());
     let object = [metadata, field(2, field(1, field(3, "eighty")))].concat();
-    let metadata = decode_protobuf_metadata(object.into()).expect("metadata");
+    let metadata = decode_protobuf_metadata(&object).expect("metadata");
     assert_eq!(metadata.written_name().as_deref(), Some("shop/web"));
+}
+
+#[test]
+fn text_that_is_not_utf_8_is_named() {
+    let object = field(1, [field(1, b"\xff"), field(3, "shop")].concat());
+    let problem = decode_protobuf::<Service>(&object).expect_err("a name that is no text");
+    let expected = "RawService.metadata: RawMetadata.name: text is not UTF-8: ";
+    assert!(problem.what.starts_with(expected), "{problem}");
+    // Of labels and annotations, only those that are used must be text.
+    let annotation = field(12, [field(1, "note"), field(2, b"\xff")].concat());
+    let object = field(1, [field(1, "web"), field(3, "shop"), annotation].concat());
+    assert!(decode_protobuf::<Service>(&object).unwrap().object.is_some());
+}
+
+#[test]
+fn a_message_in_parts_is_one_message() {
+    let port = field(1, number(3, 80));
+    let parts = [
+        field(1, field(1, "old")),
+        field(2, field(3, "10.96.0.1")),
+        field(1, [field(1, "web"), field(3, "shop")].concat()),
+        field(2, port),
+    ];
+    let service = decode_protobuf::<Service>(&parts.concat()).unwrap().object.unwrap();
+    assert_eq!(service.name.to_string(), "shop/web");
+    assert_eq!((service.cluster_ips.len(), service.ports.len()), (1, 1));
+}
+
+#[test]
+fn a_field_that_exceeds_its_message_is_refused() {
+    for object in [&[0x0a, 5, 0x0a][..], &[0x0a, 2, 0x0a, 9], &[0x0a], &[0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f]]
+    {
+        assert!(decode_protobuf::<Service>(object).is_err(), "{object:?}");
+    }
 }
 
 proptest! {
     #[test]
     fn no_bytes_cause_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-        let bytes = Bytes::from(bytes);
-        let _ = decode_protobuf::<Service>(bytes.clone());
-        let _ = decode_protobuf::<EndpointSlice>(bytes.clone());
-        let _ = decode_protobuf::<Node>(bytes.clone());
-        let _ = decode_protobuf_metadata(bytes);
+        let _ = decode_protobuf::<Service>(&bytes);
+        let _ = decode_protobuf::<EndpointSlice>(&bytes);
+        let _ = decode_protobuf::<Node>(&bytes);
+        let _ = decode_protobuf_metadata(&bytes);
     }
 }
