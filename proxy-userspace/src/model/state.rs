@@ -293,10 +293,15 @@ impl Model {
     /// get or lose a frontend are among them.
     fn affected_services(&mut self, pending: &PendingChanges) -> Vec<NamespacedName> {
         let mut affected = self.slices.checkout_changes();
-        for (name, previous) in self.services.checkout_changes() {
-            affected.extend(self.claims.update(previous.as_deref(), self.services.get(&name)));
-            affected.push(name);
+        let changed = self.services.checkout_changes();
+        if self.is_resolved {
+            for (name, previous) in &changed {
+                affected.extend(self.claims.update(previous.as_deref(), self.services.get(name)));
+            }
+        } else {
+            self.claims.fill(changed.iter().filter_map(|(name, _)| self.services.get(name)));
         }
+        affected.extend(changed.into_iter().map(|(name, _)| name));
         if pending.hinted_services {
             affected.extend(self.slices.services_with_hints());
         }

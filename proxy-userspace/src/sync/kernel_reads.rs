@@ -1,10 +1,14 @@
 //! When the renderer reads the kernel.
 
-use std::time::Duration;
+use std::{panic, thread, time::Duration};
 
-use tokio::time::Instant;
+use tokio::{sync::mpsc, time::Instant};
 
-use crate::dataplane::{RenderError, Renderer};
+use super::{SyncLoop, apply};
+use crate::{
+    dataplane::{RenderError, Renderer},
+    model::WatchEvent,
+};
 
 /// How often modes that otherwise only check the kernel every `syncPeriod` read all of it:
 /// upstream's `FullSyncPeriod`.
@@ -12,6 +16,10 @@ pub(super) const FULL_READ_PERIOD: Duration = Duration::from_hours(1);
 
 /// How long the first sync relies on what was read of the kernel before it.
 const READ_AHEAD_LIMIT: Duration = Duration::from_secs(5);
+
+/// How often the sync loop looks for events while the kernel is read. Events that wait are parts of
+/// many objects.
+const EVENT_POLL: Duration = Duration::from_millis(1);
 
 /// The times of the reads.
 #[derive(Debug, Default)]
@@ -21,12 +29,46 @@ pub(super) struct KernelReads {
     ahead: Option<Instant>,
 }
 
+impl SyncLoop {
+    /// Reads the kernel, and takes in events meanwhile.
+    pub(super) fn read_ahead(&mut self, events: &mut mpsc::Receiver<WatchEvent>) {
+        let Self { kernel_reads, renderer, model, outputs, .. } = self;
+        let mut is_relevant = false;
+        kernel_reads.read_ahead(&mut **renderer, || {
+            let event = events.try_recv().ok().map(|event| apply(model, &outputs.metrics, event));
+            is_relevant |= event == Some(true);
+            event.is_some()
+        });
+        if is_relevant {
+            self.queue();
+        }
+    }
+}
+
 impl KernelReads {
-    /// Reads the kernel while the objects are on their way. If that fails, the first sync reads it,
-    /// and reports the error. An error about one IP family is reported by the first sync too, which
-    /// leaves the family to the retry that follows.
-    pub(super) fn read_ahead(&mut self, renderer: &mut dyn Renderer) {
-        self.ahead = renderer.observe().is_ok().then(Instant::now);
+    /// Reads the kernel on a thread of its own while the objects are on their way. Meanwhile calls
+    /// `take_event`, which returns false if there is none.
+    ///
+    /// If the read fails, or there is no thread for it, the first sync reads the kernel and reports
+    /// the error. An error about one IP family is reported by the first sync too, which leaves the
+    /// family to the retry that follows.
+    fn read_ahead(&mut self, renderer: &mut dyn Renderer, mut take_event: impl FnMut() -> bool) {
+        let caller = thread::current();
+        let read = || {
+            let is_read = renderer.observe().is_ok();
+            caller.unpark();
+            is_read
+        };
+        let is_read = thread::scope(|scope| {
+            let reader = thread::Builder::new().name("shunt-reader".into()).spawn_scoped(scope, read).ok()?;
+            while !reader.is_finished() {
+                if !take_event() {
+                    thread::park_timeout(EVENT_POLL);
+                }
+            }
+            Some(reader.join().unwrap_or_else(|panic| panic::resume_unwind(panic)))
+        });
+        self.ahead = is_read.unwrap_or_default().then(Instant::now);
     }
 
     /// Forgets what was read ahead: somebody else has changed it.

@@ -147,7 +147,8 @@ impl SyncLoop {
     ) -> Result<(), SyncError> {
         let shutdown = self.shutdown.clone();
         self.take_facts(&mut inputs.node_facts);
-        self.kernel_reads.read_ahead(&mut *self.renderer);
+        self.read_ahead(&mut inputs.events);
+        self.sync_if_due(takeover)?;
         loop {
             let wake = self.schedule.wake_at().into_iter().chain(self.node_wait.wake_at()).min();
             tokio::select! {
@@ -187,14 +188,16 @@ impl SyncLoop {
                 },
                 () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
-            if self.node_wait.check(&self.model, Instant::now())? {
-                self.queue();
-            }
-            let now = Instant::now();
-            if let Some(extent) = self.schedule.due(now) {
-                self.sync(now, extent, takeover)?;
-            }
+            self.sync_if_due(takeover)?;
         }
+    }
+
+    fn sync_if_due(&mut self, takeover: &mut dyn TakeoverStage) -> Result<(), SyncError> {
+        if self.node_wait.check(&self.model, Instant::now())? {
+            self.queue();
+        }
+        let now = Instant::now();
+        self.schedule.due(now).map_or(Ok(()), |extent| self.sync(now, extent, takeover))
     }
 
     fn inspected(&self) -> Inspected<'_> {
@@ -236,19 +239,7 @@ impl SyncLoop {
     }
 
     fn take_event(&mut self, event: WatchEvent) {
-        let kind = match event {
-            WatchEvent::Services(_) | WatchEvent::ServicePart(_) => Some(WatchedKind::Service),
-            WatchEvent::EndpointSlices(_) | WatchEvent::EndpointSlicePart(_) => {
-                Some(WatchedKind::EndpointSlice)
-            }
-            WatchEvent::Nodes(_) => Some(WatchedKind::Node),
-            WatchEvent::ServiceCidrs(_) => None,
-        };
-        let applied = self.model.apply(event);
-        if let Some(kind) = kind {
-            self.outputs.metrics.event_received(kind, applied.objects);
-        }
-        if applied.is_relevant {
+        if apply(&mut self.model, &self.outputs.metrics, event) {
             self.queue();
         }
     }
@@ -382,4 +373,19 @@ impl SyncLoop {
             }
         }
     }
+}
+
+/// Applies an event. Returns true if it may change something for this node.
+fn apply(model: &mut Model, metrics: &Metrics, event: WatchEvent) -> bool {
+    let kind = match event {
+        WatchEvent::Services(_) | WatchEvent::ServicePart(_) => Some(WatchedKind::Service),
+        WatchEvent::EndpointSlices(_) | WatchEvent::EndpointSlicePart(_) => Some(WatchedKind::EndpointSlice),
+        WatchEvent::Nodes(_) => Some(WatchedKind::Node),
+        WatchEvent::ServiceCidrs(_) => None,
+    };
+    let applied = model.apply(event);
+    if let Some(kind) = kind {
+        metrics.event_received(kind, applied.objects);
+    }
+    applied.is_relevant
 }

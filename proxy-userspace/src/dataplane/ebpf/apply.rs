@@ -138,6 +138,7 @@ impl Ebpf {
 
     /// Assigns and releases the identifiers of service ports, with their slots of counts.
     fn assign_ids(&mut self, state: &mut State, names: Vec<(ServicePortKey, Option<u32>)>) {
+        state.reserve_names(names.len());
         for (name, service) in names {
             match service {
                 Some(service) => {

@@ -262,6 +262,14 @@ impl State {
         }
     }
 
+    /// Makes room for so many names. After a start these are all.
+    pub(crate) fn reserve_names(&mut self, names: usize) {
+        if self.names.is_empty() {
+            self.names.reserve(names);
+            self.named.reserve(names);
+        }
+    }
+
     /// Records that a service port got an identifier, or lost its own.
     pub(crate) fn record_name(&mut self, name: ServicePortKey, service: Option<u32>) {
         let before = match service {
