@@ -55,7 +55,7 @@ use crate::{
     causes::with_causes,
     dataplane::{FailureScope, Mode, RenderError, Renderer, ebpf::TracingPrograms},
     health::SyncTask,
-    metrics::{SyncExtent, WatchedKind},
+    metrics::{Metrics, SyncExtent, WatchedKind},
     model::{Dirty, IpFamily, Model, NodeFacts, TriggerTime, WatchEvent},
 };
 
