@@ -73,7 +73,8 @@ pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
 /// over to conntrack, as for a change of the mode, and removes programs, maps and shunt's own rules.
 ///
 /// The rules of kube-proxy's modes stay. If shunt wrote them, the other proxy has taken them over
-/// or removed them when it started.
+/// or removed them when it started. kube-proxy's nftables mode leaves chains and sets that only
+/// shunt has, without a rule that leads to them.
 pub(crate) fn cleanup_own(config: &Config) -> anyhow::Result<()> {
     capabilities::check_net_admin().context(NOTHING_REMOVED)?;
     // The lock keeps another shunt from starting meanwhile.

@@ -16,7 +16,7 @@ const FIRST_RETRY: Duration = Duration::from_millis(100);
 const MAX_RETRY: Duration = Duration::from_secs(10);
 /// The least time between two full syncs because removals may have made room for a part that
 /// failed.
-const MIN_ROOM_PERIOD: Duration = Duration::from_secs(1);
+pub(super) const MIN_ROOM_PERIOD: Duration = Duration::from_secs(1);
 /// The least time between two full syncs that drift causes.
 const MIN_DRIFT_PERIOD: Duration = Duration::from_secs(1);
 /// Pauses are shortened by up to this fraction at random. Nodes that failed together then do not

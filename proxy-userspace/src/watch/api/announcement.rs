@@ -119,7 +119,8 @@ impl Report {
         let consequence = if addresses.is_empty() {
             "this node takes no packets of the tunnel for direct server return, but others may send it some"
         } else {
-            "other nodes do not know where this one takes packets of the tunnel for direct server return"
+            "other nodes neither send packets through the tunnel for direct server return to this one nor take them \
+             from it, so it masquerades"
         };
         warn!(
             %error,
