@@ -86,13 +86,14 @@ pub fn is_tunnel_address(address: IpAddr) -> bool {
     !(is_only_on_link || address.is_unspecified() || address.is_loopback() || address.is_multicast())
 }
 
-/// The other nodes that take packets of the tunnel, and where they know that this one does.
+/// The other nodes that take packets of the tunnel, and the addresses that this node has announced
+/// to them.
 #[derive(Debug, Default)]
 pub(super) struct OtherNodes {
     /// Where each node takes them.
     addresses: BTreeMap<Box<str>, Vec<SocketAddr>>,
     /// What the Node of this node announces. Other nodes drop packets that come from elsewhere.
-    /// `None` while there is no such object, as with manifests that have none.
+    /// `None` until there is such an object: manifests may have none.
     announced: Option<Vec<SocketAddr>>,
 }
 
@@ -148,7 +149,8 @@ impl OtherNodes {
         of_family.or_else(|| possible().next()).map(|(_, address)| address)
     }
 
-    /// Returns true if other nodes take packets of this one, in packets of this family.
+    /// Returns true if other nodes accept packets of the tunnel whose outer header has an address of
+    /// this node and family.
     fn is_known_to_others(&self, family: IpFamily, port: u16) -> bool {
         let is_among =
             |announced: &Vec<_>| of_port(announced, port).any(|address| IpFamily::of(address) == family);

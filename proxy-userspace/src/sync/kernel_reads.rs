@@ -17,8 +17,8 @@ pub(super) const FULL_READ_PERIOD: Duration = Duration::from_hours(1);
 /// How long the first sync relies on what was read of the kernel before it.
 const READ_AHEAD_LIMIT: Duration = Duration::from_secs(5);
 
-/// How often the sync loop looks for events while the kernel is read. Events that wait are parts of
-/// many objects.
+/// How often the sync loop looks for events while the kernel is read. An event has many objects, so
+/// that a short pause costs little.
 const EVENT_POLL: Duration = Duration::from_millis(1);
 
 /// The times of the reads.

@@ -27,6 +27,7 @@ mod tests;
 
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -148,7 +149,12 @@ impl SyncLoop {
         let shutdown = self.shutdown.clone();
         self.take_facts(&mut inputs.node_facts);
         self.read_ahead(&mut inputs.events);
-        self.sync_if_due(takeover)?;
+        if inputs.drift.notified().now_or_never().is_some() {
+            self.distrust_kernel();
+        }
+        if !shutdown.is_cancelled() {
+            self.sync_if_due(takeover)?;
+        }
         loop {
             let wake = self.schedule.wake_at().into_iter().chain(self.node_wait.wake_at()).min();
             tokio::select! {
@@ -171,11 +177,7 @@ impl SyncLoop {
                     let settings = inputs.settings.borrow_and_update().clone();
                     self.take_settings(settings);
                 }
-                () = inputs.drift.notified() => {
-                    self.schedule.suspect_drift();
-                    self.kernel_reads.distrust();
-                    self.renderer.distrust();
-                }
+                () = inputs.drift.notified() => self.distrust_kernel(),
                 Some(request) = inputs.requests.recv() => match request {
                     Request::Read(inspection) => {
                         inspection(&self.inspected());
@@ -190,6 +192,13 @@ impl SyncLoop {
             }
             self.sync_if_due(takeover)?;
         }
+    }
+
+    /// Records that somebody else changed what shunt wrote into the kernel.
+    fn distrust_kernel(&mut self) {
+        self.schedule.suspect_drift();
+        self.kernel_reads.distrust();
+        self.renderer.distrust();
     }
 
     fn sync_if_due(&mut self, takeover: &mut dyn TakeoverStage) -> Result<(), SyncError> {

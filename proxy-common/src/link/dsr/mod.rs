@@ -57,9 +57,9 @@ fn is_from_node<F: Frame, T: Tables>(frame: &F, tables: &T) -> bool {
     frame.tunnel_source().is_some_and(|node| tables.is_dsr_node(&node))
 }
 
-/// Returns true for a packet to the tunnel of another node that does not come from a node. Where
-/// this node masquerades its pods, the other node would take the packet for one of this node, whose
-/// client and VIP the pod has chosen. A function call of its own saves stack.
+/// Returns true for a packet to the tunnel of another node that does not come from a node. If this
+/// node masquerades its pods, such a packet leaves with the node's address. The other node would
+/// accept it, with a client and a VIP that the pod chose. A function call of its own saves stack.
 #[inline(never)]
 pub(super) fn is_injected<T: Tables>(tables: &T, packet: &Packet) -> bool {
     packet.proto == Protocol::Udp.number()

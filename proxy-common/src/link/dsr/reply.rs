@@ -59,7 +59,7 @@ pub(in super::super) fn note_node<F: Frame, T: Tables>(
     };
     if known_node(tables, key, flow) != Some(node) {
         if !flow.is_assured() {
-            // That of an earlier flow from the same port would come first.
+            // Otherwise `node_of` finds the node of an earlier flow from the same port.
             tables.remove_dsr_return(key);
         }
         tables.set_dsr_return(key, &node, flow.is_assured());

@@ -1,6 +1,5 @@
-//! Features of rules that an iptables or a kernel can lack, and the test for them. Services need
-//! these features, so without a test one Service could keep all rules of its family from being
-//! written.
+//! Features of rules that an iptables or a kernel can lack, and the test for them. If iptables
+//! refuses a feature that one Service needs, it refuses all rules of the family.
 
 use std::collections::BTreeMap;
 
@@ -74,7 +73,7 @@ pub(super) fn refused_by(commands: &Commands, input: &str) -> RefusedFeatures {
     let refused: Vec<_> = refused.and_then(|refused: Result<_, KernelError>| refused).unwrap_or_default();
     let logged = refused.into_iter().inspect(|(feature, error)| {
         let (family, feature, consequence) = (commands.family, feature.words(), feature.consequence());
-        tracing::warn!(%family, feature, error, "iptables refuses rules with this: {consequence}");
+        tracing::warn!(%family, feature, error, "iptables refuses rules with this: until shunt restarts, {consequence}");
     });
     logged.map(|(feature, error)| ((commands.family, feature), error)).collect()
 }

@@ -253,3 +253,28 @@ async fn a_service_of_a_failing_family_waits_while_the_other_family_is_programme
     tokio::time::sleep(SYNC).await;
     assert_eq!(programmed(&daemon).await, all(true));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_changes_while_the_kernel_is_read_ahead_is_read_before_the_first_sync() {
+    let daemon = Daemon::start(FakeDataplane::default());
+    daemon.send_facts();
+    for event in lists() {
+        daemon.send(event).await;
+    }
+    daemon.drift.notify_one();
+    daemon.settle().await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.1:80"]);
+    assert_eq!(daemon.calls()[..2], [Call::Observe; 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_programmed_after_a_shutdown_during_the_first_read() {
+    let daemon = Daemon::start(FakeDataplane::default());
+    daemon.send_facts();
+    for event in lists() {
+        daemon.send(event).await;
+    }
+    daemon.shutdown.cancel();
+    daemon.settle().await;
+    assert_eq!(daemon.calls(), [Call::Observe]);
+}

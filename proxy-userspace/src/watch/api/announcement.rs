@@ -119,8 +119,8 @@ impl Report {
         let consequence = if addresses.is_empty() {
             "this node takes no packets of the tunnel for direct server return, but others may send it some"
         } else {
-            "other nodes neither send packets through the tunnel for direct server return to this one nor take them \
-             from it, so it masquerades"
+            "other nodes send this node nothing through the tunnel for direct server return and drop what it sends, \
+             so this node masquerades"
         };
         warn!(
             %error,

@@ -151,6 +151,8 @@ impl Shared {
             Ok(response) if !is_unable(response.status()) => {
                 response.extensions_mut().insert(Origin { shared: Arc::clone(self), target });
             }
+            // A webhook may refuse what is written, with the same answer from each server.
+            Ok(response) if method != Method::GET && !is_gateway_error(response.status()) => {}
             Ok(_) | Err(ConnectionError::Timeout(_)) => self.leave(&target),
             Err(_) => {}
         }
@@ -232,7 +234,9 @@ impl Shared {
         match self.dialer.connect(credential.identity.clone()).await {
             Ok(connection) => {
                 *failure = None;
-                self.pool.add(&connection);
+                // The server may have been left meanwhile.
+                let is_shared = Arc::ptr_eq(&connection.target, &self.dialer.first());
+                self.pool.add(&connection, is_shared);
                 Ok((connection, true))
             }
             Err(errors) => {
@@ -254,7 +258,11 @@ impl Shared {
 /// Returns true for an answer of a server that is overloaded, broken, or not ready. Another server
 /// may be able to serve.
 fn is_unable(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)
+    is_gateway_error(status) || matches!(status.as_u16(), 429 | 500)
+}
+
+fn is_gateway_error(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 502..=504)
 }
 
 /// Copies a request, if it only reads.

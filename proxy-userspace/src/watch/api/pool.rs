@@ -38,12 +38,12 @@ impl Pool {
         }
     }
 
-    /// Adds a new connection. Makes it available to other requests too, if it carries several at
-    /// once.
-    pub(super) fn add(&self, connection: &Connection) {
+    /// Adds a new connection. If it is to be shared and carries several requests at once, it is
+    /// available to others too.
+    pub(super) fn add(&self, connection: &Connection, is_shared: bool) {
         let mut connections = self.connections();
         connections.live.push((connection.identity.clone(), connection.breaker.clone()));
-        connections.open.extend(connection.share());
+        connections.open.extend(connection.share().filter(|_| is_shared));
     }
 
     /// Makes a connection with HTTP/1.1 available again, once its response was read.

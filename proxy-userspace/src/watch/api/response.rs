@@ -63,15 +63,16 @@ pub(super) async fn send(
     let code = response.status();
     if code.is_client_error() || code.is_server_error() {
         let failure = failure(code.as_u16(), encoding, response.into_body());
-        return Err(timeout(limit, failure).await.unwrap_or_else(|_| Failure::timeout(limit)));
+        let late = |_| Failure::status(code.as_u16(), "the text of the answer did not come in time");
+        return Err(timeout(limit, failure).await.unwrap_or_else(late));
     }
     let origin = response.extensions().get().cloned();
     let body = response.into_body().into_data_stream().map_err(Into::into);
     Ok(Response { encoding, origin, body: Box::pin(body), received: Bytes::new(), event: BytesMut::new() })
 }
 
-/// Sends a request, and decodes the response as JSON. `limit` is for the head of the response and
-/// for each part of the rest.
+/// Sends a request, and decodes the response as JSON. `limit` is for the head of the response, and
+/// again for the rest.
 pub(super) async fn request<T: DeserializeOwned>(
     client: &kube::Client,
     request: HttpRequest,
@@ -79,7 +80,11 @@ pub(super) async fn request<T: DeserializeOwned>(
 ) -> Result<T, Failure> {
     let mut response = send(client, request, limit).await?;
     let mut body = Vec::new();
-    while response.read(limit, |bytes| take(&mut body, bytes)).await? {}
+    let read = async {
+        while response.read(limit, |bytes| take(&mut body, bytes)).await? {}
+        Ok(())
+    };
+    timeout(limit, read).await.unwrap_or_else(|_| Err(Failure::timeout(limit)))?;
     serde_json::from_slice(&body).map_err(Failure::invalid)
 }
 

@@ -134,7 +134,7 @@ impl Plugin {
     async fn renew(&self, state: &mut State) -> Result<Credential, CredentialError> {
         let status = self.run().await?;
         state.renewals += 1;
-        state.expires = status.expires().map_err(|why| self.failed(why))?;
+        let expires = status.expires().map_err(|why| self.failed(why))?;
         let credential = Credential {
             authorization: (!status.token.is_empty()).then(|| bearer(&status.token)).transpose()?,
             identity: status.identity().map_err(|why| self.failed(why))?,
@@ -143,7 +143,7 @@ impl Plugin {
         if credential.authorization.is_none() && credential.identity.is_none() {
             return Err(self.failed("its answer has no token and no client certificate"));
         }
-        state.credential = Some(credential.clone());
+        (state.credential, state.expires) = (Some(credential.clone()), expires);
         Ok(credential)
     }
 

@@ -72,6 +72,12 @@ enum End {
     Failed(Failure),
 }
 
+/// When the next attempt to list and watch begins.
+enum Attempt {
+    AtOnce,
+    AfterPause,
+}
+
 impl From<Failure> for End {
     fn from(failure: Failure) -> Self {
         Self::Failed(failure)
@@ -120,51 +126,65 @@ impl<K: Kind> Reflector<K> {
         loop {
             let end = tokio::select! {
                 end = self.list_and_watch() => end,
-                () = tx.closed() => End::ReceiverGone,
+                () = tx.closed() => return,
             };
-            match end {
-                End::ReceiverGone => return,
-                End::WatchOver { is_settled } => {
-                    debug!(resource = K::PLURAL, "the watch is over; starting the next one");
-                    if is_settled {
-                        continue;
-                    }
-                }
-                End::NotStreaming(why) => {
-                    if self.refused_streaming.replace(Instant::now()).is_none() {
-                        info!(resource = K::PLURAL, "the server does not stream lists: {why}");
-                    }
-                    continue;
-                }
-                End::Failed(failure) if self.options.remove_unknown_field(&failure) => {
-                    info!(
-                        resource = K::PLURAL,
-                        "the server does not know a field selector, so more objects are read: {failure}"
-                    );
-                    continue;
-                }
-                End::Failed(failure) if failure.class == FailureClass::Replaced => {
-                    debug!(resource = K::PLURAL, "{failure}");
-                    let last = self.replaced.replace(Instant::now());
-                    // A plugin may return another certificate each time.
-                    if last.is_none_or(|last| last.elapsed() >= self.timing.settled) {
-                        continue;
-                    }
-                }
-                End::Failed(failure) => {
-                    self.choose_next_request(&failure);
-                    if self.is_optional && failure.class.is_unavailable() {
-                        self.reporter.unavailable(&failure);
-                    } else {
-                        self.reporter.failed(&failure);
-                    }
-                }
+            match self.next_attempt(end) {
+                Some(Attempt::AtOnce) => continue,
+                Some(Attempt::AfterPause) => {}
+                None => return,
             }
             tokio::select! {
                 () = sleep(self.backoff.pause()) => {}
                 () = tx.closed() => return,
             }
         }
+    }
+
+    /// Reports how an attempt ended. Returns when the next one begins; `None` if nobody receives
+    /// events any more.
+    fn next_attempt(&mut self, end: End) -> Option<Attempt> {
+        let is_at_once = match end {
+            End::ReceiverGone => return None,
+            End::WatchOver { is_settled } => {
+                debug!(resource = K::PLURAL, "the watch is over; starting the next one");
+                is_settled
+            }
+            End::NotStreaming(why) => {
+                if self.refused_streaming.replace(Instant::now()).is_none() {
+                    info!(resource = K::PLURAL, "the server does not stream lists: {why}");
+                }
+                true
+            }
+            End::Failed(failure) => self.is_repeated_at_once(&failure),
+        };
+        Some(if is_at_once { Attempt::AtOnce } else { Attempt::AfterPause })
+    }
+
+    /// Reports a failure. Returns true if the next attempt need not wait.
+    fn is_repeated_at_once(&mut self, failure: &Failure) -> bool {
+        if self.options.remove_unknown_field(failure) {
+            info!(
+                resource = K::PLURAL,
+                "the server does not know a field selector, so more objects are read: {failure}"
+            );
+            return true;
+        }
+        if failure.class == FailureClass::Replaced {
+            debug!(resource = K::PLURAL, "{failure}");
+            let last = self.replaced.replace(Instant::now());
+            // A plugin may return another certificate each time.
+            if last.is_none_or(|last| last.elapsed() >= self.timing.settled) {
+                return true;
+            }
+        } else {
+            self.choose_next_request(failure);
+        }
+        if self.is_optional && failure.class.is_unavailable() {
+            self.reporter.unavailable(failure);
+        } else {
+            self.reporter.failed(failure);
+        }
+        false
     }
 
     /// Decides whether a list must follow a failure, and how new it must be. client-go decides alike
@@ -372,7 +392,7 @@ impl<K: Kind> Reflector<K> {
     /// Decodes an object. Returns its version and its change: a deletion if its labels exclude it,
     /// and none if it cannot be decoded.
     fn decode<'a>(&mut self, object: &'a Object<'_>) -> (Option<Text<'a>>, Option<Delta<K>>) {
-        // The model keeps a name while this does. So names are forgotten, or none would ever go.
+        // The model frees no name that is kept here.
         if self.names.len() >= MAX_NAMES {
             self.names = Interner::default();
         }
