@@ -17,7 +17,7 @@ pub enum Verb {
     Watch,
     /// A watch with `sendInitialEvents`: a streaming list.
     WatchList,
-    /// A patch of an object. Of the faults, it knows `Unauthorized` and `InternalError`.
+    /// A patch of an object. Of the faults, it knows those that are an HTTP status.
     Patch,
 }
 
@@ -34,6 +34,8 @@ pub enum Fault {
     ExpireContinue,
     /// HTTP 500.
     InternalError,
+    /// HTTP 503.
+    Unavailable,
     /// HTTP 422, the answer to `sendInitialEvents` without the `WatchList` feature gate.
     RefuseStreaming,
     /// Ignores `sendInitialEvents`, as servers before 1.27 do: an ordinary watch, without the

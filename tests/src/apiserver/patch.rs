@@ -10,7 +10,7 @@ use axum::{
 use http::{HeaderMap, StatusCode, Uri, header::CONTENT_TYPE};
 use serde_json::{Map, Value};
 
-use super::{Encoding, Fault, Query, Request, Resource, Shared, Verb, lock, responses};
+use super::{Encoding, Query, Request, Resource, Shared, Verb, lock, responses, routes::status_of};
 
 /// The only type of patch that is supported.
 const MERGE_PATCH: &str = "application/merge-patch+json";
@@ -32,15 +32,8 @@ pub(super) async fn patch_node(
     if !shared.accepts_token(&request) {
         return responses::failure(encoding, responses::unauthorized());
     }
-    match shared.fault(&request) {
-        Some(Fault::Unauthorized) => return responses::failure(encoding, responses::unauthorized()),
-        Some(Fault::InternalError) => {
-            return responses::failure(
-                encoding,
-                responses::status(500, "InternalError", "Internal error occurred"),
-            );
-        }
-        _ => {}
+    if let Some(status) = shared.fault(&request).and_then(|fault| status_of(fault, resource, Verb::Patch)) {
+        return responses::failure(encoding, status);
     }
     if headers.get(CONTENT_TYPE).is_none_or(|given| given != MERGE_PATCH) {
         let message = format!(

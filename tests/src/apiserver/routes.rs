@@ -134,13 +134,14 @@ async fn answer(shared: &Arc<Shared>, resource: &'static Resource, request: Requ
 }
 
 /// Returns the Status that a fault answers with, if it is such a fault.
-fn status_of(fault: Fault, resource: &Resource, verb: Verb) -> Option<Value> {
+pub(super) fn status_of(fault: Fault, resource: &Resource, verb: Verb) -> Option<Value> {
     Some(match fault {
         Fault::Unauthorized => responses::unauthorized(),
         Fault::Forbidden => responses::forbidden_list(resource, verb),
         Fault::Gone | Fault::ExpireContinue => responses::continue_expired(),
         Fault::RefuseStreaming => responses::streaming_refused(),
         Fault::InternalError => responses::status(500, "InternalError", "Internal error occurred"),
+        Fault::Unavailable => responses::status(503, "ServiceUnavailable", "the server is shutting down"),
         _ => return None,
     })
 }

@@ -111,7 +111,7 @@ async fn watches_of_an_address_that_is_left_go_on() -> Result<()> {
         let mut scene = Scene::with_source(server_with(&[]).await?, source);
         scene.synced().await?;
         let used = tls.iter().position(|tls| tls.connections() > 0).context("a connection")?;
-        servers[used].inject_fault(None, Some(Verb::Patch), Fault::InternalError, usize::MAX);
+        servers[used].inject_fault(None, Some(Verb::Patch), Fault::Unavailable, usize::MAX);
         let addresses: Vec<SocketAddr> = vec!["192.0.2.11:4790".parse()?];
         let (wanted, receiver) = watch::channel(Some(addresses));
         let announcing = tokio::spawn(async move { announce_dsr(&client, "node1", quick(), receiver).await });
