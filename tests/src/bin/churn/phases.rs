@@ -103,7 +103,7 @@ impl ChurnTest {
             "; {restarts} proxy restarts, {changes} endpoint changes, {retransmits} segments retransmitted, {:.0} s",
             took.elapsed().as_secs_f32()
         )?;
-        Ok(check)
+        Ok(self.with_log(check))
     }
 
     /// Restarts the proxy with other map sizes under load.
@@ -118,7 +118,15 @@ impl ChurnTest {
             thread::sleep(PAUSE);
             Ok(())
         })?;
-        Ok(Check::of_load(name, &counts))
+        Ok(self.with_log(Check::of_load(name, &counts)))
+    }
+
+    /// Adds the log of this phase to a check that failed. Later phases write much more.
+    fn with_log(&self, mut check: Check) -> Check {
+        if !check.failures.is_empty() {
+            check.failures.insert(0, format!("the end of the proxy's log:\n{}", self.proxy.log_tail(60)));
+        }
+        check
     }
 
     fn check_open_connections(&mut self, when: &str) -> Result<Check> {
