@@ -44,19 +44,28 @@ fn frame_from_tunnel(node: &mut TestNode<'_>, bytes: Vec<u8>) -> FrameResult {
     node.run(Hook::Tunnel, &frame).expect("the host runs all frames")
 }
 
-#[test]
-fn reply_goes_back_to_the_node_that_the_last_packet_came_from() {
+/// Runs a test with the SYN of a client, which may come from two nodes, and with the answer of the
+/// endpoint.
+fn from_two_nodes(test: impl Fn(&mut TestNode<'_>, &TestPacket, &TestPacket)) {
     on_nodes(|node| {
-        let (ip, vip) = (node.ip, node.ip.external_ip);
+        let vip = node.ip.external_ip;
         let service = add_service(node, vip);
         return_replies(node);
-        node.config.dsr_nodes.insert(ip.other_client.into());
+        node.config.dsr_nodes.insert(node.ip.other_client.into());
         node.write_maps();
         let packet = syn(node, vip);
         let reply = packet.clone().to(service.outside[0]).reversed().flags(TcpFlags::SYN_ACK);
+        test(node, &packet, &reply);
+    });
+}
+
+#[test]
+fn reply_goes_back_to_the_node_that_the_last_packet_came_from() {
+    from_two_nodes(|node, packet, reply| {
+        let ip = node.ip;
         for from in [ip.router, ip.other_client, ip.other_client] {
-            tunneled(node, &packet, from).becomes(&packet.clone().to(service.outside[0]));
-            let result = node.egress(&reply);
+            tunneled(node, packet, from).becomes(&packet.clone().to(reply.from));
+            let result = node.egress(reply);
             result.is_redirected_as(&reply.clone().from(packet.to));
             assert_eq!((result.tunneled_to, result.redirected_to), (Some(from.into()), 9));
         }
@@ -66,20 +75,14 @@ fn reply_goes_back_to_the_node_that_the_last_packet_came_from() {
 /// The first node may be gone.
 #[test]
 fn new_connection_from_the_same_port_goes_back_to_the_node_that_it_came_from() {
-    on_nodes(|node| {
-        let (ip, vip) = (node.ip, node.ip.external_ip);
-        let service = add_service(node, vip);
-        return_replies(node);
-        node.config.dsr_nodes.insert(ip.other_client.into());
-        node.write_maps();
-        let packet = syn(node, vip);
-        let reply = packet.clone().to(service.outside[0]).reversed().flags(TcpFlags::SYN_ACK);
+    from_two_nodes(|node, packet, reply| {
+        let ip = node.ip;
         for from in [ip.router, ip.other_client] {
-            tunneled(node, &packet, from);
-            assert_eq!(node.egress(&reply).tunneled_to, Some(from.into()));
+            tunneled(node, packet, from);
+            assert_eq!(node.egress(reply).tunneled_to, Some(from.into()));
             for _ in 0..2 {
                 tunneled(node, &packet.clone().flags(TcpFlags::ACK_ALONE), from);
-                assert_eq!(node.egress(&reply).tunneled_to, Some(from.into()));
+                assert_eq!(node.egress(reply).tunneled_to, Some(from.into()));
             }
             let state = node.state();
             node.set_state(&StateMaps { flows: BTreeMap::new(), unassured_flows: BTreeMap::new(), ..state });
