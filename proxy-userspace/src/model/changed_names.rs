@@ -7,8 +7,8 @@ const SMALLEST_SORT: usize = 1024;
 
 /// Names that are added one by one and taken together.
 ///
-/// Lists from the API server are sorted. Sorting such a list is faster than inserting each name into
-/// a set.
+/// Lists from the API server are sorted. Sorting such a list is faster than inserting each name
+/// into a set.
 #[derive(Debug, Default)]
 pub(super) struct ChangedNames {
     names: Vec<NamespacedName>,

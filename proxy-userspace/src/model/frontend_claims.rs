@@ -85,7 +85,8 @@ impl FrontendClaims {
         affected
     }
 
-    /// Fills the empty set with the claims of all Services. One sort is faster than many insertions.
+    /// Fills the empty set with the claims of all Services. One sort is faster than many
+    /// insertions.
     pub(super) fn fill<'a>(&mut self, services: impl Iterator<Item = &'a Service>) {
         let mut claims = claims_of(services);
         claims.sort_unstable();

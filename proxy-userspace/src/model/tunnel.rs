@@ -76,8 +76,8 @@ fn mtu(facts: &NodeFacts, primary: &BTreeMap<IpFamily, IpAddr>) -> u32 {
     of_node.map(|link| link.mtu).min().or_else(devices).unwrap_or(ETHERNET_MTU)
 }
 
-/// Returns true for an address at which other nodes can reach one node. Packets for it must not stay
-/// on the node that sends them, go to a group of nodes, or depend on a link.
+/// Returns true for an address at which other nodes can reach one node. Packets for it must not
+/// stay on the node that sends them, go to a group of nodes, or depend on a link.
 pub fn is_tunnel_address(address: IpAddr) -> bool {
     let is_only_on_link = match address {
         IpAddr::V4(address) => address.is_broadcast(),
@@ -149,8 +149,8 @@ impl OtherNodes {
         of_family.or_else(|| possible().next()).map(|(_, address)| address)
     }
 
-    /// Returns true if other nodes accept packets of the tunnel whose outer header has an address of
-    /// this node and family.
+    /// Returns true if other nodes accept packets of the tunnel whose outer header has an address
+    /// of this node and family.
     fn is_known_to_others(&self, family: IpFamily, port: u16) -> bool {
         let is_among =
             |announced: &Vec<_>| of_port(announced, port).any(|address| IpFamily::of(address) == family);

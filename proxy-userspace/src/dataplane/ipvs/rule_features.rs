@@ -71,11 +71,11 @@ pub(super) fn refused_by(commands: &Commands, input: &str) -> RefusedFeatures {
         Ok(used.into_iter().filter_map(|feature| Some((feature, refusal(commands, feature)?))).collect())
     });
     let refused: Vec<_> = refused.and_then(|refused: Result<_, KernelError>| refused).unwrap_or_default();
-    let logged = refused.into_iter().inspect(|(feature, error)| {
+    for (feature, error) in &refused {
         let (family, feature, consequence) = (commands.family, feature.words(), feature.consequence());
         tracing::warn!(%family, feature, error, "iptables refuses rules with this: until shunt restarts, {consequence}");
-    });
-    logged.map(|(feature, error)| ((commands.family, feature), error)).collect()
+    }
+    refused.into_iter().map(|(feature, error)| ((commands.family, feature), error)).collect()
 }
 
 /// Returns the error if iptables refuses the feature, not if it fails for lack of time or the lock.

@@ -83,8 +83,8 @@ impl Nftables {
         let mut messages = MessageBuffer::default();
         let mut first_changes = Vec::new();
         let delimit = |messages: &mut MessageBuffer, message| {
-            let (header, sequence) =
-                (nfgenmsg(libc::AF_UNSPEC, NFNL_SUBSYS_NFTABLES), self.socket.next_sequence());
+            let header = nfgenmsg(libc::AF_UNSPEC, NFNL_SUBSYS_NFTABLES);
+            let sequence = self.socket.next_sequence();
             messages.message(nfnl_type(0, message), 0, sequence, header, |_| {});
             sequence
         };
@@ -107,11 +107,12 @@ impl Nftables {
 
     /// Reads the result of a transaction. `begin` is the sequence number of its first message, and
     /// `last` that of the message that requested an acknowledgement. All answers are in the receive
-    /// buffer when sending returns. Returns the first error with the sequence number of its message.
+    /// buffer when sending returns. Returns the first error with the sequence number of its
+    /// message.
     ///
-    /// The kernel answers each change that fails. If the answers do not fit into the receive buffer,
-    /// it discards the rest, and one call returns ENOBUFS. The answers before are still in the
-    /// buffer: the next transaction must not find them.
+    /// The kernel answers each change that fails. If the answers do not fit into the receive
+    /// buffer, it discards the rest, and one call returns ENOBUFS. The answers before are still in
+    /// the buffer: the next transaction must not find them.
     fn result(&self, begin: u32, last: u32) -> Result<(), (u32, io::Error)> {
         let mut result = Err((last, io::Error::new(ErrorKind::TimedOut, "the kernel does not answer")));
         let mut first_error = None;

@@ -59,8 +59,8 @@ message!(RawMetadata<'a> {
 struct RawTime {}
 message!(RawTime {});
 
-/// An entry of a map from text to text. Protobuf decodes all entries, and one that is not UTF-8 must
-/// not make the object invalid unless it is used.
+/// An entry of a map from text to text. Protobuf decodes all entries, and one that is not UTF-8
+/// must not make the object invalid unless it is used.
 #[derive(Debug, Default)]
 struct RawEntry<'a> {
     key: Bytes<'a>,
