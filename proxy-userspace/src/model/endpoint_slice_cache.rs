@@ -2,28 +2,27 @@
 //! Service.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     mem,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
-use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use super::{
     AddressType, Delta, EndpointSlice, Hints, IpFamily, ListPart, Name, NamespacedName, PodNames,
-    ServicePortKey, SliceEndpoint, SlicePort, TriggerTime, UnixNanos, changed_names::ChangedNames,
-    intern::Interner,
+    ServicePortKey, SliceEndpoint, SlicePort, TriggerTime, UnixNanos, intern::Interner,
+    object_map::ObjectMap,
 };
 
 /// Upstream's `EndpointSliceCache`, with the trigger times of `EndpointsChangeTracker`.
 #[derive(Debug, Default)]
 pub(super) struct EndpointSliceCache {
-    slices: HashMap<NamespacedName, CachedSlice>,
+    slices: ObjectMap<CachedSlice>,
     /// The names of each Service's slices, sorted. They are in its namespace. Most Services have one
     /// slice.
-    by_service: HashMap<NamespacedName, SmallVec<[Name; 1]>>,
+    by_service: ObjectMap<SmallVec<[Name; 1]>>,
     shared: SharedValues,
     /// The number of endpoints in all slices.
     pub(super) endpoint_count: usize,
@@ -32,8 +31,9 @@ pub(super) struct EndpointSliceCache {
     /// Trigger times until then are ignored, as with upstream: what the first list contains mostly
     /// happened before this process could program it.
     pub(super) start: UnixNanos,
-    /// The Services whose slices changed since [`Self::checkout_changes`].
-    changed: ChangedNames,
+    /// The Services whose slices changed since [`Self::checkout_changes`]. None before its first
+    /// call: everything is new.
+    changed: Option<BTreeSet<NamespacedName>>,
     /// Upstream has a tracker for each family.
     trigger_times: BTreeMap<(NamespacedName, IpFamily), Vec<UnixNanos>>,
 }
@@ -119,9 +119,9 @@ impl EndpointSliceCache {
         applied.filter(|differs| *differs).count()
     }
 
-    /// Returns the Services whose slices changed since the last call, sorted.
-    pub(super) fn checkout_changes(&mut self) -> Vec<NamespacedName> {
-        self.changed.take()
+    /// Returns the Services whose slices changed since the last call. The first call returns none.
+    pub(super) fn checkout_changes(&mut self) -> BTreeSet<NamespacedName> {
+        self.changed.replace(BTreeSet::new()).unwrap_or_default()
     }
 
     /// Returns the trigger times of slices that changed since the last call.
@@ -219,11 +219,13 @@ impl EndpointSliceCache {
         }
         self.record_trigger_time(previous_owner.as_ref(), current_owner.as_ref(), trigger_time);
         let owners = previous_owner.into_iter().chain(current_owner);
-        owners.for_each(|(service, _)| self.changed.add(service));
+        if let Some(changed) = &mut self.changed {
+            changed.extend(owners.map(|(service, _)| service));
+        }
         self.endpoint_count += current.as_ref().map_or(0, |slice| slice.endpoints.len());
         let previous = match current {
             Some(slice) => self.slices.insert(name.clone(), slice),
-            None => self.slices.remove(name),
+            None => self.slices.swap_remove(name),
         };
         self.endpoint_count -= previous.map_or(0, |slice| slice.endpoints.len());
         true
@@ -257,7 +259,7 @@ impl EndpointSliceCache {
         let Some(names) = self.by_service.get_mut(service) else { return };
         names.retain(|name| *name != *slice);
         if names.is_empty() {
-            self.by_service.remove(service);
+            self.by_service.swap_remove(service);
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Resolves objects into this node's [`Snapshot`], without I/O and without a clock.
 #![forbid(unsafe_code)]
 
-mod changed_names;
 mod endpoint_slice_cache;
 mod frontend_claims;
 mod intern;
@@ -12,6 +11,7 @@ mod masquerade_addresses;
 mod name;
 mod node_port_addresses;
 mod node_view;
+mod object_map;
 mod objects;
 mod pod_names;
 mod pods;

@@ -1,29 +1,29 @@
 //! The known Services, and those that changed since they were last resolved.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map, hash_map},
-    mem,
+    collections::{BTreeMap, BTreeSet, btree_map},
     net::IpAddr,
 };
 
-use foldhash::HashMap;
+use indexmap::map::Entry;
 
 use super::{
-    Delta, Forwarding, ListPart, ModelSettings, NamespacedName, Service, ServiceType,
-    changed_names::ChangedNames, intern::Interner,
+    Delta, Forwarding, ListPart, ModelSettings, NamespacedName, Service, ServiceType, intern::Interner,
+    object_map::ObjectMap,
 };
+
+/// The Services that changed, as they were before. None for a Service that is new.
+pub(super) type ServiceChanges = BTreeMap<NamespacedName, Option<Box<Service>>>;
 
 /// Upstream's `ServiceChangeTracker`. It merges the changes to one Service. A change that was
 /// reverted does not count.
 #[derive(Debug, Default)]
 pub(super) struct ServiceChangeTracker {
     /// The Services that this proxy serves. Others are not stored.
-    services: HashMap<NamespacedName, Box<Service>>,
-    /// The Services that changed since [`Self::checkout_changes`], as they were at that time.
-    changes: BTreeMap<NamespacedName, Option<Box<Service>>>,
-    /// Before the first [`Self::checkout_changes`], every Service is new.
-    new: ChangedNames,
-    was_checked_out: bool,
+    services: ObjectMap<Box<Service>>,
+    /// The Services that changed since [`Self::checkout_changes`], as they were at that time. None
+    /// before its first call: every Service is new.
+    changes: Option<ServiceChanges>,
     /// External IPs are dropped.
     ignores_external_ips: bool,
 }
@@ -64,6 +64,14 @@ impl ServiceChangeTracker {
         self.services.len()
     }
 
+    /// Returns all Services, sorted by name.
+    pub(super) fn sorted(&self) -> Vec<&Service> {
+        let mut services: Vec<_> = self.services.values().map(Box::as_ref).collect();
+        // A stable sort finds the sorted parts: lists from the API server are almost sorted.
+        services.sort_by(|service, other| service.name.cmp(&other.name));
+        services
+    }
+
     /// Returns the names of all Services.
     pub(super) fn names(&self) -> impl Iterator<Item = &NamespacedName> {
         self.services.keys()
@@ -86,13 +94,9 @@ impl ServiceChangeTracker {
         services.filter(move |(_, service)| service.forwarding == forwarding).map(|(name, _)| name)
     }
 
-    /// Returns the Services that changed since the last call, as they were at that time, sorted by
-    /// name. None for a Service that is new.
-    pub(super) fn checkout_changes(&mut self) -> Vec<(NamespacedName, Option<Box<Service>>)> {
-        if mem::replace(&mut self.was_checked_out, true) {
-            return mem::take(&mut self.changes).into_iter().collect();
-        }
-        self.new.take().into_iter().map(|name| (name, None)).collect()
+    /// Returns the Services that changed since the last call. The first call returns none.
+    pub(super) fn checkout_changes(&mut self) -> ServiceChanges {
+        self.changes.replace(ServiceChanges::new()).unwrap_or_default()
     }
 
     /// Returns true if the Service differs.
@@ -110,27 +114,24 @@ impl ServiceChangeTracker {
     /// Returns true if the Service differs.
     fn set(&mut self, name: NamespacedName, current: Option<Box<Service>>) -> bool {
         let replaced = match (self.services.entry(name.clone()), current) {
-            (hash_map::Entry::Vacant(_), None) => return false,
-            (hash_map::Entry::Vacant(entry), Some(service)) => {
+            (Entry::Vacant(_), None) => return false,
+            (Entry::Vacant(entry), Some(service)) => {
                 entry.insert(service);
                 None
             }
-            (hash_map::Entry::Occupied(entry), Some(service)) if *entry.get() == service => return false,
-            (hash_map::Entry::Occupied(mut entry), Some(service)) => Some(entry.insert(service)),
-            (hash_map::Entry::Occupied(entry), None) => Some(entry.remove()),
+            (Entry::Occupied(entry), Some(service)) if *entry.get() == service => return false,
+            (Entry::Occupied(mut entry), Some(service)) => Some(entry.insert(service)),
+            (Entry::Occupied(entry), None) => Some(entry.swap_remove()),
         };
-        if self.was_checked_out {
-            self.record(name, replaced);
-        } else {
-            self.new.add(name);
-        }
+        self.record(name, replaced);
         true
     }
 
     /// Records that a Service replaced another one.
     fn record(&mut self, name: NamespacedName, replaced: Option<Box<Service>>) {
+        let Some(changes) = &mut self.changes else { return };
         let current = self.services.get(&name);
-        match self.changes.entry(name) {
+        match changes.entry(name) {
             btree_map::Entry::Vacant(change) => {
                 change.insert(replaced);
             }
@@ -178,7 +179,7 @@ mod tests {
     fn an_unchanged_service_is_not_a_change() {
         let web = service("default/web", "10.96.0.1");
         let mut tracker = tracker(vec![web.clone()]);
-        assert_eq!(tracker.checkout_changes().len(), 1);
+        tracker.checkout_changes();
         apply(&mut tracker, web.clone());
         tracker.update(Delta::Replace(vec![web]), &mut Interner::default());
         assert!(tracker.checkout_changes().is_empty());
@@ -201,7 +202,7 @@ mod tests {
         tracker.checkout_changes();
         apply(&mut tracker, service("default/web", "10.96.0.2"));
         apply(&mut tracker, service("default/web", "10.96.0.3"));
-        let before = tracker.checkout_changes().into_iter().map(|(_, before)| before);
+        let before = tracker.checkout_changes().into_values();
         assert_eq!(before.collect::<Vec<_>>(), [Some(Box::new(web))]);
     }
 
@@ -226,7 +227,7 @@ mod tests {
         tracker.checkout_changes();
         tracker.update(Delta::Replace(vec![service("a/y", "10.96.0.2")]), &mut Interner::default());
         assert_eq!(
-            tracker.checkout_changes().into_iter().map(|(name, _)| name).collect::<Vec<_>>(),
+            tracker.checkout_changes().into_keys().collect::<Vec<_>>(),
             [NamespacedName::new("a", "x")]
         );
     }

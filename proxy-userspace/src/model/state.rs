@@ -12,7 +12,6 @@ use ipnet::IpNet;
 use super::{
     Delta, Dirty, Forwarding, FrontendConflict, HealthCheck, IpFamily, ModelSettings, NamespacedName, Node,
     NodeFacts, ServiceCidr, ServicePortKey, Snapshot, TunnelView, UnixNanos, WatchEvent,
-    changed_names::sort_names,
     endpoint_slice_cache::EndpointSliceCache,
     frontend_claims::FrontendClaims,
     intern::Interner,
@@ -184,13 +183,12 @@ impl Model {
         }
         let mut dirty = Dirty::default();
         let pending = mem::take(&mut self.pending);
-        let affected = self.affected_services(&pending);
         if self.is_resolved {
-            for service in &affected {
+            for service in &self.affected_services(&pending) {
                 self.resolve_service(service, &mut dirty.ports);
             }
         } else {
-            self.resolve_first(&affected);
+            self.resolve_first();
         }
         dirty.node = (pending.node || !self.is_resolved) && self.resolve_node();
         if mem::replace(&mut self.is_resolved, true) { dirty } else { Dirty::everything() }
@@ -289,19 +287,15 @@ impl Model {
         self.update_pod_cidrs_outside_cluster_cidr();
     }
 
-    /// Returns all Services whose ports may differ, sorted. Updates the claims, so that Services that
-    /// get or lose a frontend are among them.
-    fn affected_services(&mut self, pending: &PendingChanges) -> Vec<NamespacedName> {
+    /// Returns all Services whose ports may differ. Updates the claims, so that Services that get or
+    /// lose a frontend are among them.
+    fn affected_services(&mut self, pending: &PendingChanges) -> BTreeSet<NamespacedName> {
         let mut affected = self.slices.checkout_changes();
         let changed = self.services.checkout_changes();
-        if self.is_resolved {
-            for (name, previous) in &changed {
-                affected.extend(self.claims.update(previous.as_deref(), self.services.get(name)));
-            }
-        } else {
-            self.claims.fill(changed.iter().filter_map(|(name, _)| self.services.get(name)));
+        for (name, previous) in &changed {
+            affected.extend(self.claims.update(previous.as_deref(), self.services.get(name)));
         }
-        affected.extend(changed.into_iter().map(|(name, _)| name));
+        affected.extend(changed.into_keys());
         if pending.hinted_services {
             affected.extend(self.slices.services_with_hints());
         }
@@ -314,7 +308,6 @@ impl Model {
         if !pending.link_addresses.is_empty() {
             affected.extend(self.services.with_cluster_ip(&pending.link_addresses).cloned());
         }
-        sort_names(&mut affected);
         affected
     }
 
@@ -326,12 +319,16 @@ impl Model {
         Resolver { slices, claims, node, link_addresses, defaults, other_nodes: &self.other_nodes }
     }
 
-    /// Resolves all Services, whose names are sorted. Nothing was resolved before, so nothing is
-    /// compared, and the maps are built as a whole.
-    fn resolve_first(&mut self, names: &[NamespacedName]) {
+    /// Resolves all Services. Nothing was resolved before, so nothing is compared, and the maps are
+    /// built as a whole.
+    fn resolve_first(&mut self) {
+        self.slices.checkout_changes();
+        self.services.checkout_changes();
+        let services = self.services.sorted();
+        self.claims.fill(services.iter().copied());
         let resolver = self.resolver();
-        let (mut ports, mut health_checks) = (Vec::with_capacity(names.len()), Vec::new());
-        for service in names.iter().filter_map(|name| self.services.get(name)) {
+        let (mut ports, mut health_checks) = (Vec::with_capacity(services.len()), Vec::new());
+        for service in services {
             let ResolvedService { ports: of_service, health_checks: checks } = resolver.resolve(service);
             ports.extend(of_service.into_iter().map(|(key, port)| (key, Arc::new(port))));
             health_checks.extend(checks);

@@ -198,7 +198,8 @@ fn client(
 ) -> Result<kube::Client, WatchError> {
     let failed = |error| WatchError::Client(Box::new(error));
     let credentials = Credentials::new(&config.auth_info).map_err(WatchError::Credentials)?;
-    let dialer = Dialer::new(targets, Tls::new(config).map_err(failed)?);
+    let tls = Tls::new(config, targets.iter().any(Target::uses_tls)).map_err(failed)?;
+    let dialer = Dialer::new(targets, tls);
     // The headers that impersonate a user.
     let headers = config.extra_headers_layer().map_err(failed)?;
     // Servers compress large lists, and from Kubernetes 1.37 on streaming lists.

@@ -63,6 +63,12 @@ impl Target {
         self.proxy.as_ref().filter(|proxy| proxy.forwards_to(&self.url))
     }
 
+    /// Returns true if a connection has TLS, with the server or with the proxy.
+    pub(super) fn uses_tls(&self) -> bool {
+        let addresses = [Some(&self.url), self.proxy.as_ref().map(|proxy| &proxy.address)];
+        addresses.into_iter().flatten().any(|address| address.scheme() == Some(&Scheme::HTTPS))
+    }
+
     /// Returns the host as the URL names it, with its port if the URL has one.
     pub(super) fn host_and_port(&self) -> &str {
         self.url.authority().map_or("", http::uri::Authority::as_str)
@@ -344,7 +350,7 @@ mod tests {
         let path = |name: &str| Some(directory.path().join(name).to_string_lossy().into_owned());
         (config.auth_info.client_certificate, config.auth_info.client_key) = (path("crt"), path("key"));
         config.accept_invalid_certs = true;
-        let tls = Tls::new(&config).expect("a certificate");
+        let tls = Tls::new(&config, true).expect("a certificate");
         let files = tls.identity_files();
         let dialer = Dialer::new(vec![Target { url, proxy: None }], tls);
         let (breaker, stream) = Breaker::new(Box::new(duplex(1).0));

@@ -30,9 +30,13 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// Loads all files once, and fails if that is not possible.
-    pub(super) fn new(config: &Config) -> Result<Self, kube::Error> {
-        let config = with_identity(config, None);
+    /// Loads all files once, and fails if that is not possible. Without `uses_tls`, no connection has
+    /// TLS.
+    pub(super) fn new(config: &Config, uses_tls: bool) -> Result<Self, kube::Error> {
+        let mut config = with_identity(config, None);
+        if !uses_tls {
+            leave_out_system_cas(&mut config);
+        }
         let last = Mutex::new(Arc::new(config.rustls_client_config()?));
         Ok(Self { config, last })
     }
@@ -100,9 +104,8 @@ impl Tls {
 }
 
 /// Returns the configuration with no credentials but the client certificate: kube would run the
-/// credential plugin whenever it loads certificates. If the server's certificate is not
-/// checked, the list of CAs is empty: kube would load those of the system, and an image may have
-/// none.
+/// credential plugin whenever it loads certificates. If the server's certificate is not checked,
+/// the CAs of the system are left out.
 fn with_identity(config: &Config, identity: Option<&Identity>) -> Config {
     let AuthInfo { client_certificate, client_certificate_data, client_key, client_key_data, .. } =
         &config.auth_info;
@@ -123,9 +126,15 @@ fn with_identity(config: &Config, identity: Option<&Identity>) -> Config {
     let mut config = config.clone();
     config.auth_info = auth_info;
     if config.accept_invalid_certs {
-        config.root_cert.get_or_insert_default();
+        leave_out_system_cas(&mut config);
     }
     config
+}
+
+/// Keeps kube from loading the CAs of the system: there are hundreds of files, and an image may have
+/// none.
+fn leave_out_system_cas(config: &mut Config) {
+    config.root_cert.get_or_insert_default();
 }
 
 #[cfg(test)]

@@ -117,7 +117,8 @@ struct Planner<'a> {
     new_ids: IdAllocator<'a>,
     names: Vec<(ServicePortKey, Option<u32>)>,
     claimed: HashSet<u32>,
-    written: HashSet<ServiceKey>,
+    /// The frontends of the service ports.
+    written: Vec<ServiceKey>,
     /// Frontends that get Maglev tables.
     with_new_tables: BTreeSet<ServiceKey>,
     direct_begins: bool,
@@ -144,7 +145,7 @@ impl<'a> Planner<'a> {
             new_ids,
             names: Vec::new(),
             claimed: HashSet::default(),
-            written: HashSet::default(),
+            written: Vec::new(),
             with_new_tables: BTreeSet::new(),
             direct_begins: false,
             phases,
@@ -168,7 +169,9 @@ impl<'a> Planner<'a> {
         let attach = (!state.attached).then_some(Step::Attach);
         // Attaching to sockets does not wait for the rules: only packets need them.
         // A frontend that another service port took over was switched: it must not be removed for
-        // its old owner. Frontends are removed before the slots that they lead to.
+        // its old owner. Frontends are removed before the slots that they lead to. Most plans
+        // remove none.
+        let written: HashSet<_> = written.into_iter().filter(|_| !phases.closures.is_empty()).collect();
         let closures = phases.closures.into_iter().filter(|(key, _)| !written.contains(key));
         let steps = phases
             .additions
@@ -239,14 +242,15 @@ impl<'a> Planner<'a> {
                 0 => value,
                 _ => translate::tunneled_value(value, port, table_size),
             };
-            let before = self.state.service(key);
+            let of_service = held.iter().find(|(held, _)| held == key).map(|(_, value)| value);
+            let before = of_service.or_else(|| self.state.service(key));
             if gets_table(before, &value, self.state.attached) {
                 self.with_new_tables.insert(*key);
             }
             if before != Some(&value) {
                 self.phases.switches.push(Step::Put(MapEntry::Service(*key, value)));
             }
-            self.written.insert(*key);
+            self.written.push(*key);
         }
         let is_wanted = |key| frontends.iter().any(|(wanted, _)| *wanted == key);
         self.phases.closures.extend(held.into_iter().filter(|(key, _)| !is_wanted(*key)));
