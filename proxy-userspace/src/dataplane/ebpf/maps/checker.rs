@@ -57,7 +57,15 @@ impl MapChecker {
     ) -> Result<Self, KernelError> {
         let expectation = Arc::new(Mutex::new(Expectation::default()));
         let (wake, woken) = mpsc::sync_channel(1);
-        let mut check = Check { expectation: Arc::clone(&expectation), entries, prefilter, usage, on_drift };
+        let expectation_of_check = Arc::clone(&expectation);
+        let mut check = Check {
+            expectation: expectation_of_check,
+            entries,
+            prefilter,
+            usage,
+            clean_after: None,
+            on_drift,
+        };
         spawn("map-check", move || check.run(&woken))?;
         Ok(Self { expectation, wake })
     }
@@ -92,6 +100,8 @@ struct Check {
     entries: EntryReader,
     prefilter: Arc<Mutex<Prefilter>>,
     usage: Arc<MapUsage>,
+    /// After this number of plans, no bit of the prefilter was stale.
+    clean_after: Option<u64>,
     on_drift: OnDrift,
 }
 
@@ -135,11 +145,14 @@ impl Check {
     /// nothing needs.
     fn compare(&mut self) -> Result<Option<bool>, KernelError> {
         let before = lock(&self.expectation).plans;
-        let words = lock(&self.prefilter).words();
-        let (mut digest, mut needed) = (Digest::default(), PrefilterBits::new(words));
+        let mut digest = Digest::default();
+        let is_clean = self.clean_after == Some(before);
+        let mut needed = (!is_clean).then(|| PrefilterBits::new(lock(&self.prefilter).words()));
         self.entries.read(|entry| {
             digest.add(&entry);
-            entry.prefilter_item().into_iter().for_each(|item| needed.insert(item));
+            if let Some(needed) = &mut needed {
+                entry.prefilter_item().into_iter().for_each(|item| needed.insert(item));
+            }
         })?;
         // A plan waits while bits are cleared, which takes much less than a millisecond.
         let expectation = lock(&self.expectation);
@@ -147,8 +160,9 @@ impl Check {
             return Ok(None);
         };
         let is_same = digest == expected;
-        if is_same {
-            lock(&self.prefilter).clear_stale(&needed, &self.usage);
+        if let Some(needed) = needed.filter(|_| is_same) {
+            let is_clean = lock(&self.prefilter).clear_stale(&needed, &self.usage);
+            self.clean_after = is_clean.then_some(before);
         }
         Ok(Some(is_same))
     }

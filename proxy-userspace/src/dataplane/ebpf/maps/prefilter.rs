@@ -120,20 +120,24 @@ impl Prefilter {
 
     /// Clears the stale bits of the last call if a scan since then found no entry that needs them,
     /// and finds new stale bits. `wanted` are the bits that the maps need. Must not be called while
-    /// programs with other maps are attached: those maps may hold other Services.
-    pub(crate) fn clear_stale(&mut self, wanted: &PrefilterBits, usage: &MapUsage) {
+    /// programs with other maps are attached: those maps may hold other Services. Returns true if no
+    /// bit is stale: then none is before the next change of the maps.
+    pub(crate) fn clear_stale(&mut self, wanted: &PrefilterBits, usage: &MapUsage) -> bool {
         if let Some(mut stale) = self.stale.take() {
             stale.bits.remove_all(wanted);
             let is_scanned = usage.needed_after(stale.begun, |needed| stale.bits.remove_all(needed));
             if !is_scanned {
                 self.stale = Some(stale);
-                return;
+                return false;
             }
             self.clear(&stale.bits);
         }
         let mut bits = PrefilterBits((0..self.words()).map(|index| self.filter.word(index)).collect());
         bits.remove_all(wanted);
-        self.stale = Some(StaleBits { bits: bits.shrunk(), begun: usage.begun() });
+        let bits = bits.shrunk();
+        let is_clean = bits.words().next().is_none();
+        self.stale = Some(StaleBits { bits, begun: usage.begun() });
+        is_clean
     }
 
     fn clear(&mut self, bits: &PrefilterBits) {
