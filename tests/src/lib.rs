@@ -10,6 +10,7 @@ pub mod explained;
 pub mod flood;
 pub mod flow;
 pub mod interrupt;
+pub mod kube_proxy;
 pub mod planned;
 pub mod process;
 pub mod resolved;

@@ -3,6 +3,7 @@
 
 mod dataplane;
 mod deprecation;
+mod leftovers;
 mod mode_choice;
 mod node_facts;
 mod offline;

@@ -21,7 +21,13 @@ use proxy_userspace::{
     probe, yaml,
 };
 
-use super::{dataplane, other_proxy, standard_error::tell, takeover::log_handover};
+use super::{
+    dataplane,
+    leftovers::{self, WhileInUse},
+    other_proxy,
+    standard_error::tell,
+    takeover::log_handover,
+};
 
 const NOTHING_REMOVED: &str = "nothing was removed";
 
@@ -74,7 +80,8 @@ pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
 ///
 /// The rules of kube-proxy's modes stay. If shunt wrote them, the other proxy has taken them over
 /// or removed them when it started. kube-proxy's nftables mode leaves chains and sets that only
-/// shunt has, without a rule that leads to them.
+/// shunt has. They are removed too, once no rule leads to them. Without programs this waits for
+/// that: shunt serves in its nftables mode until another proxy takes the table over.
 pub(crate) fn cleanup_own(config: &Config) -> anyhow::Result<()> {
     capabilities::check_net_admin().context(NOTHING_REMOVED)?;
     // The lock keeps another shunt from starting meanwhile.
@@ -86,6 +93,8 @@ pub(crate) fn cleanup_own(config: &Config) -> anyhow::Result<()> {
         log_handover("eBPF programs", Ebpf::hand_over(&config.ebpf.pin_dir));
     }
     check_removed(&dataplane::cleanup_ebpf(config, &Launcher::default()))?;
+    // With programs, the other proxy has written its rules already.
+    leftovers::remove(if pins.is_some() { WhileInUse::Leave } else { WhileInUse::Wait })?;
     tracing::info!("removed what is shunt's from the kernel");
     Ok(())
 }

@@ -18,11 +18,11 @@ use proxy_userspace::{
 use tokio::{net::TcpStream, runtime, time::timeout};
 
 /// How often to look for the other proxy.
-const PAUSE: Duration = Duration::from_secs(1);
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 /// How many times: for ten minutes. The image of the other proxy may have to be pulled.
-const ATTEMPTS: u32 = 600;
+pub(super) const ATTEMPTS: u32 = 600;
 /// A log line every half minute.
-const ATTEMPTS_PER_LOG: u32 = 30;
+pub(super) const ATTEMPTS_PER_LOG: u32 = 30;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest page of metrics that is read, in bytes.
 const LARGEST_PAGE: usize = 64 << 20;

@@ -39,6 +39,7 @@
 
 mod builder;
 mod drift;
+mod leftovers;
 mod lists;
 mod names;
 mod plan;
@@ -54,7 +55,7 @@ mod tests;
 
 use std::{net::SocketAddr, sync::Arc};
 
-pub use self::{drift::HeldTables, plan::Plan, state::State, table::TABLE};
+pub use self::{drift::HeldTables, leftovers::LeftoverRemoval, plan::Plan, state::State, table::TABLE};
 use self::{
     refusals::Refusals,
     sets::{Destination, SharedSet},
@@ -299,6 +300,15 @@ impl Nftables {
         match nftables::Nftables::open() {
             Ok(mut socket) => remove_tables(&mut socket),
             Err(error) => vec![error],
+        }
+    }
+
+    /// Removes what only shunt has from the tables of any process, and leaves what kube-proxy has.
+    /// For the time after kube-proxy took the tables over.
+    pub fn remove_leftovers() -> LeftoverRemoval {
+        match nftables::Nftables::open() {
+            Ok(mut socket) => leftovers::remove(&mut socket),
+            Err(error) => LeftoverRemoval { errors: vec![error], ..LeftoverRemoval::default() },
         }
     }
 }

@@ -110,6 +110,21 @@ impl SharedSet {
         Self::permanent().chain(EndpointList::ALL.into_iter().flat_map(sized))
     }
 
+    /// Returns true if kube-proxy has a set of this name too.
+    pub(super) const fn is_kube_proxys(self) -> bool {
+        matches!(
+            self,
+            Self::ClusterIps
+                | Self::NodePortIps
+                | Self::HairpinConnections
+                | Self::NoEndpointServices
+                | Self::NoEndpointNodePorts
+                | Self::FirewallIps
+                | Self::ServiceIps
+                | Self::ServiceNodePorts
+        )
+    }
+
     pub(super) fn definition(self) -> &'static Set {
         &DEFINITIONS[&self]
     }

@@ -19,6 +19,10 @@ use crate::{
 
 /// The name of the tables.
 pub const TABLE: &str = "kube-proxy";
+/// The chains that always exist in shunt's tables and that kube-proxy does not have, besides those of
+/// [endpoint lists](lists).
+pub(super) const OWN_CHAINS: [&str; 5] =
+    ["external", "policy-local", "nodeport-external", "nodeport-policy-local", "nodeports"];
 /// The comment of the tables.
 pub(super) const COMMENT: &str = "rules for kube-proxy";
 
@@ -235,4 +239,37 @@ fn masquerades(ports: Option<PortRange>) -> Vec<(Option<Statement>, Statement)> 
         [Protocol::Tcp, Protocol::Udp].map(to)
     };
     ports.into_iter().flat_map(of_ports).chain([(None, Statement::Masquerade)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The chains of kube-proxy 1.31 to 1.37 that have shunt's names too.
+    const KUBE_PROXYS: [&str; 14] = [
+        "cluster-ips-check",
+        "filter-forward",
+        "filter-input",
+        "filter-output",
+        "filter-output-pre-dnat",
+        "filter-prerouting-pre-dnat",
+        "firewall-check",
+        "masquerading",
+        "nat-output",
+        "nat-postrouting",
+        "nat-prerouting",
+        "nodeport-endpoints-check",
+        "service-endpoints-check",
+        "services",
+    ];
+
+    #[test]
+    fn every_chain_is_either_kube_proxys_or_shunts_own() {
+        let mut known = [&KUBE_PROXYS[..], &OWN_CHAINS].concat();
+        let chains = chains(&RuleSettings::new(0, &NodeView::default()), IpFamily::V4);
+        let mut names: Vec<&str> = chains.iter().map(|(chain, _)| &*chain.name).collect();
+        known.sort_unstable();
+        names.sort_unstable();
+        assert_eq!(names, known);
+    }
 }

@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_yaml_ng::Mapping;
 use shunt_tests::{
     deadline::Deadline,
+    kube_proxy::{SERVICE_CHAIN, nftables_rules},
     process::{ChildProcess, write_script},
     traffic::{ClientResult, Clients},
     world::Host,
@@ -182,6 +183,30 @@ pub(crate) fn cleanup_warns_while_another_proxy_serves(setup: &Setup) -> Result<
     node.wait_for_log("--cleanup-own removes only what is shunt's", Duration::ZERO)?;
     node.wait_until_served(&ENDPOINTS[0], TIMEOUT)?;
     node.end()
+}
+
+/// In the nftables mode, kube-proxy takes the tables over. Its rules are written by nft.
+pub(crate) fn cleanup_own_removes_what_kube_proxy_leaves_in_its_tables(setup: &Setup) -> Result<()> {
+    let mut shared = SharedNode::new(setup, "nftables")?;
+    shared.start_kube_proxy()?;
+    shared.serve(&ENDPOINTS[0])?;
+    let mut waiting = shared.spawn_cleanup()?;
+    shared.wait_for_cleanup_log("waiting until another proxy takes the table kube-proxy over")?;
+    shared.serve(&ENDPOINTS[1])?;
+    shared.node.proxy.stop()?;
+    let script = shared.node.world.directory().join("kube-proxy.nft");
+    fs::write(&script, nftables_rules())?;
+    shared.node.world.run(Host::Node1, &format!("nft -f {}", script.display()))?;
+    for process in [&mut waiting, &mut shared.spawn_cleanup()?] {
+        let status = process.wait(TIMEOUT)?.context("the cleanup does not end")?;
+        ensure!(status.success(), "the cleanup: {}", fs::read_to_string(shared.cleanup_log())?);
+    }
+    shared.wait_for_cleanup_log("removed nftables chains, sets and maps that kube-proxy does not have")?;
+    let left = shared.node.world.run(Host::Node1, "nft list ruleset")?;
+    let is_kube_proxys = left.contains(SERVICE_CHAIN) && left.contains("vmap @service-ips");
+    ensure!(is_kube_proxys && !left.contains("endpoints-4 {"), "kube-proxy's rules: {left}");
+    ensure!(!left.contains("chain policy-local") && !left.contains("set service-ips-1"), "shunt's: {left}");
+    shared.end()
 }
 
 /// The programs of a running shunt are in use, so nothing of it is removed.

@@ -66,6 +66,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("shared-pins", bpffs::another_node_leaves_the_pins_of_a_running_proxy_alone),
     ("give-back", give_back::a_node_goes_to_shunt_and_back_without_a_failed_connection),
     ("replaced", give_back::programs_stay_until_another_proxy_serves_and_the_next_start_reports_them),
+    ("cleanup-tables", give_back::cleanup_own_removes_what_kube_proxy_leaves_in_its_tables),
     ("cleanup-beside", give_back::cleanup_warns_while_another_proxy_serves),
     ("cleanup-refused", give_back::cleanup_fails_at_once_while_shunt_runs_in_the_ebpf_mode),
     ("refused-nftables", missing::iptables_replaces_nftables_if_the_tables_are_refused),

@@ -1,6 +1,8 @@
 //! The nftables mode when other programs change its table: removed objects come back at once, and
 //! its own changes are not taken for foreign ones. Needs root; uses network namespaces of its own.
 
+mod leftovers;
+
 use std::{
     fs::File,
     path::Path,
