@@ -3,6 +3,7 @@
 //! nft and iptables.
 
 mod conntrack;
+mod handover;
 mod iptables_mode;
 mod iptables_refused;
 mod node;

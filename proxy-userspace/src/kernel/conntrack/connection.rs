@@ -28,6 +28,7 @@ const TCP_CONNTRACK_TIME_WAIT: u8 = 7;
 const IPS_SEEN_REPLY: u32 = 1 << 1;
 const IPS_ASSURED: u32 = 1 << 2;
 const IPS_CONFIRMED: u32 = 1 << 3;
+const IPS_SRC_NAT: u32 = 1 << 4;
 const IPS_DST_NAT: u32 = 1 << 5;
 /// The timeout of established connections whose old entry has none. It is kube-proxy's value for
 /// TCP.
@@ -46,6 +47,17 @@ pub struct TrackedConnection {
     pub is_dnat: bool,
 }
 
+/// What an entry is to a connection whose new entry it is in the way of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Obstacle {
+    /// Conntrack already translates the connection as it should.
+    Same,
+    /// Conntrack translates another connection, with packets in both directions.
+    Other,
+    /// It translates nothing, or a packet that was not held back began it.
+    Stale,
+}
+
 /// A connection that is handed over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
@@ -61,6 +73,8 @@ pub struct Connection {
 /// The attributes that the new entry takes from the old one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct EntryState {
+    /// `CTA_ID`, which no other entry has. `None` if there is no entry yet.
+    id: Option<u32>,
     status: u32,
     /// In seconds. `None` if the entry does not expire.
     timeout: Option<u32>,
@@ -86,6 +100,7 @@ impl Connection {
         is_closed: bool,
     ) -> Self {
         let state = EntryState {
+            id: None,
             status: if is_assured { IPS_SEEN_REPLY | IPS_ASSURED } else { 0 },
             timeout: u32::try_from(expires_after.as_secs()).ok(),
             mark: None,
@@ -108,10 +123,40 @@ impl Connection {
         self
     }
 
-    /// Writes the attributes that name an entry in the zone of this connection.
-    pub(super) fn write_name(&self, original: AddressPair, to: &mut MessageBuffer) {
-        write_tuple(CTA_TUPLE_ORIG, self.tracked.protocol, original, to);
+    /// Returns true if it was read from an entry.
+    pub(super) const fn has_entry(&self) -> bool {
+        self.state.id.is_some()
+    }
+
+    /// Returns what an entry is that is in the way of this connection's new entry.
+    ///
+    /// A packet that is not held back finds rules that choose an endpoint again. A TCP endpoint
+    /// resets what it does not know, and a conversation is assured after two seconds only. So an
+    /// entry that is translated and assured is one of netfilter's own, from before.
+    pub(super) fn obstacle(&self, entry: &Self) -> Obstacle {
+        let TrackedConnection { original, reply, is_dnat, .. } = entry.tracked;
+        if is_dnat && (original, reply) == (self.untranslated, self.reply) {
+            Obstacle::Same
+        } else if entry.state.status & (IPS_SRC_NAT | IPS_DST_NAT) != 0 && entry.is_assured() {
+            Obstacle::Other
+        } else {
+            Obstacle::Stale
+        }
+    }
+
+    /// Writes the attributes that name an entry in the zone of this connection, by the addresses of
+    /// one of its directions.
+    pub(super) fn write_name(&self, tuple: AddressPair, to: &mut MessageBuffer) {
+        write_tuple(CTA_TUPLE_ORIG, self.tracked.protocol, tuple, to);
         write_optional(CTA_ZONE, self.state.zone.as_deref(), to);
+    }
+
+    /// Writes the attributes that name the entry from which it was read, and no other.
+    pub(super) fn write_entry_name(&self, to: &mut MessageBuffer) {
+        self.write_name(self.tracked.original, to);
+        if let Some(id) = self.state.id {
+            to.be32(CTA_ID, id);
+        }
     }
 
     /// Writes an entry for the untranslated packets, with DNAT and SNAT.
@@ -204,6 +249,7 @@ pub(super) fn read_connection(
     let untranslated = untranslated(&tracked)?;
     let protoinfo = attributes.nested(CTA_PROTOINFO);
     let state = EntryState {
+        id: attributes.be32(CTA_ID),
         status,
         timeout: attributes.be32(CTA_TIMEOUT),
         mark: attributes.get(CTA_MARK).map(<[u8]>::to_vec),

@@ -6,29 +6,29 @@
 //! caller therefore holds the packets back: with [`Translator::hold`], or from [`find_connections`]
 //! to [`replace_entries`].
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{borrow::Cow, collections::BTreeMap, net::SocketAddr};
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL};
 
 use super::{
     AddressPair,
-    connection::{Connection, TrackedConnection, read_connection},
+    connection::{Connection, Obstacle, TrackedConnection, read_connection},
     dump, failed,
     message::{conntrack_type, header},
     open,
-    uapi::{IPCTNL_MSG_CT_DELETE, IPCTNL_MSG_CT_NEW},
+    uapi::{IPCTNL_MSG_CT_DELETE, IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_NEW},
 };
 use crate::{
     kernel::{
         KernelError,
-        netlink::{MessageBuffer, NetlinkSocket},
+        netlink::{Attributes, MessageBuffer, NetlinkSocket},
     },
     net::{IpFamily, Protocol},
 };
 
 /// The number of connections that are replaced at once. Until then, their packets are held back.
 const BATCH_SIZE: usize = 32;
-/// A packet that was not held back may have created a conflicting entry, which is then deleted.
+/// A packet that was not held back may have created an entry that is in the way. It is then deleted.
 const MAX_ATTEMPTS: usize = 4;
 
 /// How long the source of a masqueraded connection is reserved, in seconds. The handover replaces
@@ -177,6 +177,16 @@ pub fn translates_connections() -> Result<bool, KernelError> {
     Ok(translates)
 }
 
+/// Whether a connection can get its new entry.
+enum Way<'a> {
+    /// It can, once these entries are deleted.
+    Open(Vec<Cow<'a, Connection>>),
+    /// Conntrack has that entry already.
+    Needless,
+    /// Conntrack translates another connection with the same addresses, which stays.
+    Closed,
+}
+
 /// Replaces entries and counts the results.
 struct Replacement {
     family: IpFamily,
@@ -232,50 +242,102 @@ impl Replacement {
         &mut self,
         mut remaining: Vec<&'a Connection>,
     ) -> Result<Vec<&'a Connection>, KernelError> {
+        let mut lost = Vec::new();
         for attempt in 0..MAX_ATTEMPTS {
             if remaining.is_empty() {
                 break;
             }
-            let before = remaining.len();
-            remaining = self.try_replace(&remaining, attempt > 0)?;
-            self.counts.connections += before - remaining.len();
+            remaining = self.try_replace(&remaining, attempt > 0, &mut lost)?;
         }
-        self.counts.lost += remaining.len();
-        Ok(remaining)
+        lost.extend(remaining);
+        self.counts.lost += lost.len();
+        Ok(lost)
     }
 
-    /// Tries once to replace the entries. Returns the connections that conflict with other entries.
+    /// Tries once to replace the entries. Returns the connections for which other entries are in
+    /// the way. Adds those to `lost` for which they stay there.
     fn try_replace<'a>(
         &mut self,
         connections: &[&'a Connection],
-        delete_conflicting: bool,
+        is_refused: bool,
+        lost: &mut Vec<&'a Connection>,
     ) -> Result<Vec<&'a Connection>, KernelError> {
+        let mut possible = Vec::new();
+        for connection in connections {
+            match self.way(connection, is_refused)? {
+                Way::Open(stale) => possible.push((*connection, stale)),
+                Way::Needless => self.counts.connections += 1,
+                Way::Closed => lost.push(*connection),
+            }
+        }
         let mut messages = MessageBuffer::default();
         let mut creations = BTreeMap::new();
-        for connection in connections {
-            let original = connection.tracked.original;
-            let conflicting =
-                [connection.reply, connection.untranslated].into_iter().filter(|_| delete_conflicting);
-            for tuple in [original].into_iter().chain(conflicting) {
-                self.delete(connection, tuple, &mut messages);
-            }
-            creations.insert(self.create(connection, &mut messages), *connection);
+        for (connection, stale) in possible {
+            stale.iter().for_each(|entry| self.delete(entry, &mut messages));
+            creations.insert(self.create(connection, &mut messages), connection);
         }
-        let mut conflicting = Vec::new();
+        if creations.is_empty() {
+            return Ok(Vec::new());
+        }
+        let attempted = creations.len();
+        let mut refused = Vec::new();
         // Errors of deletions do not matter: the creation fails if an entry is still there.
         for (sequence, error) in self.socket.send_batch(&messages).map_err(failed("replace"))? {
             if let Some(connection) = creations.remove(&sequence) {
                 tracing::debug!(%error, ?connection, "cannot hand connection over to conntrack yet");
-                conflicting.push(connection);
+                refused.push(connection);
             }
         }
-        Ok(conflicting)
+        self.counts.connections += attempted - refused.len();
+        Ok(refused)
     }
 
-    fn delete(&self, connection: &Connection, tuple: AddressPair, to: &mut MessageBuffer) {
+    /// Finds out whether a connection can get its new entry. The entry from which it was read has to
+    /// be deleted for that, or, if that was refused, all that have its addresses.
+    ///
+    /// An entry is named by its identifier: another connection may have the same addresses since
+    /// the entry was read.
+    fn way<'a>(&self, connection: &'a Connection, is_refused: bool) -> Result<Way<'a>, KernelError> {
+        if !is_refused && connection.has_entry() {
+            return Ok(Way::Open(vec![Cow::Borrowed(connection)]));
+        }
+        let Connection { untranslated, reply, tracked, .. } = connection;
+        let mut stale = Vec::new();
+        let count = if is_refused { 3 } else { 1 };
+        for tuple in [tracked.original, *reply, *untranslated].into_iter().take(count) {
+            let Some(entry) = self.entry(connection, tuple)? else { continue };
+            match connection.obstacle(&entry) {
+                Obstacle::Same => return Ok(Way::Needless),
+                // One of the client to the endpoint itself is not in the way.
+                Obstacle::Other if tuple == tracked.original && tuple != *untranslated => {}
+                Obstacle::Other => return Ok(Way::Closed),
+                Obstacle::Stale => stale.push(Cow::Owned(entry)),
+            }
+        }
+        Ok(Way::Open(stale))
+    }
+
+    /// Reads the entry that has these addresses in one of its directions.
+    fn entry(&self, connection: &Connection, tuple: AddressPair) -> Result<Option<Connection>, KernelError> {
+        let message = conntrack_type(IPCTNL_MSG_CT_GET);
+        let name = |to: &mut MessageBuffer| connection.write_name(tuple, to);
+        let all = |attributes: Attributes<'_>| {
+            let protocol = connection.tracked.protocol;
+            read_connection(attributes, protocol, &mut |tracked| Some(tracked.original))
+        };
+        let answers = self.socket.request(message, 0, header(self.family), name);
+        match answers.and_then(|mut answers| answers.read(all)) {
+            Ok(entries) => Ok(entries.into_iter().next()),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(error) => Err(failed("read")(error)),
+        }
+    }
+
+    /// Writes the deletion of the entry from which a connection was read.
+    fn delete(&self, connection: &Connection, to: &mut MessageBuffer) {
         let message_type = conntrack_type(IPCTNL_MSG_CT_DELETE);
         to.message(message_type, 0, self.socket.next_sequence(), header(self.family), |to| {
-            connection.write_name(tuple, to);
+            connection.write_entry_name(to);
         });
     }
 

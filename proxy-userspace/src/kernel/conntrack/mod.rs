@@ -12,7 +12,7 @@ mod liberal;
 mod message;
 mod uapi;
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, time::Duration};
 
 use netlink_packet_core::NLM_F_DUMP;
 use netlink_sys::protocols::NETLINK_NETFILTER;
@@ -43,6 +43,15 @@ const BATCH_SIZE: usize = 64;
 const ENTRIES: Sysctl = Sysctl("netfilter/nf_conntrack_count");
 /// The kernel's limit of entries, which holds for each network namespace.
 pub const LIMIT: Sysctl = Sysctl("netfilter/nf_conntrack_max");
+
+const UDP_STREAM_TIMEOUT: Sysctl = Sysctl("netfilter/nf_conntrack_udp_timeout_stream");
+
+/// Reads how long conntrack keeps an assured UDP flow without packets, in this network namespace.
+/// Returns `None` while conntrack is not loaded.
+pub fn udp_stream_timeout() -> Result<Option<Duration>, KernelError> {
+    let seconds = UDP_STREAM_TIMEOUT.read()?;
+    Ok(seconds.map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0))))
+}
 
 /// How full the table of this network namespace is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -85,8 +85,26 @@ const UNASSURED_FOR: Duration = Duration::from_secs(3);
 /// they are handed over.
 const UNASSURED_WITHIN: Duration = Duration::from_secs(5);
 
+/// Returns the state of a UDP flow that conntrack translates. Without packets, the programs pass it
+/// for 30 seconds, or for 120 if it is replied. `stream_timeout` is how long conntrack keeps an
+/// assured one. If that is shorter (`conntrack.udpStreamTimeout`), the flow counts as not replied:
+/// once conntrack has forgotten it, nothing would translate its datagrams.
+pub(super) fn state_of_conntrack(is_assured: bool, stream_timeout: Option<Duration>) -> u32 {
+    let replied = flow_state::PASS | flow_state::ASSURED | flow_state::REPLIED;
+    let lifetime = Flow { state: replied, ..Flow::NONE }.lifetime(Protocol::Udp);
+    let is_kept = is_assured && stream_timeout.is_none_or(|timeout| timeout >= lifetime);
+    if is_kept { replied } else { replied & !flow_state::REPLIED }
+}
+
+/// Returns the state of an entry that keeps the source port of a connection that conntrack
+/// translates. One that is over gives way to others as a closed flow of the programs does.
+pub(super) const fn state_of_reserved(is_over: bool) -> u32 {
+    const OVER: u32 = flow_state::CLIENT_CLOSED | flow_state::ENDPOINT_CLOSED;
+    if is_over { OVER } else { 0 }
+}
+
 /// After this silence conntrack forgets a conversation (`nf_conntrack_udp_timeout`). The client may
-/// use its port for another one.
+/// use its port for another one. Conntrack never had a flow that takes the direct path as a whole.
 const CONVERSATION_FOR: Duration = Duration::from_secs(30);
 
 /// Returns true for a flow that is not handed over if conntrack has no entry for it. `after` is the
@@ -94,7 +112,7 @@ const CONVERSATION_FOR: Duration = Duration::from_secs(30);
 pub(super) fn has_ended(flow: &Flow, protocol: Protocol, now: Duration, after: Duration) -> bool {
     let silence = now.saturating_sub(Duration::from_nanos(flow.used_ns));
     stays_behind(flow, protocol, now, after)
-        || !protocol.is_connection_oriented() && silence >= CONVERSATION_FOR
+        || !protocol.is_connection_oriented() && !is_whole(flow) && silence >= CONVERSATION_FOR
 }
 
 /// Returns true for a flow that is not handed over, even if conntrack still has an entry for it.
@@ -147,6 +165,37 @@ mod tests {
             assert!(stays(state, 3, 1), "a forged SYN some time ago");
             assert!(stays(state, 1, 5), "a flood that goes on");
         }
+    }
+
+    #[test]
+    fn conversation_that_conntrack_did_not_see_is_handed_over_as_long_as_the_programs_keep_it() {
+        let ended = |state: u32, silent_seconds: u64| {
+            let used_ns = clock::nanos(NOW.saturating_sub(Duration::from_secs(silent_seconds)));
+            let flow =
+                Flow { state: state | flow_state::REPLIED | flow_state::ASSURED, used_ns, ..Flow::NONE };
+            has_ended(&flow, Protocol::Udp, NOW, Duration::ZERO)
+        };
+        assert!(!ended(0, 29) && ended(0, 30), "conntrack has forgotten it");
+        assert!(!ended(flow_state::WHOLE, 119) && ended(flow_state::WHOLE, 120));
+    }
+
+    #[test]
+    fn flow_of_conntrack_is_not_passed_for_longer_than_conntrack_keeps_it() {
+        let lifetime = |is_assured, stream_seconds: Option<u64>| {
+            let state = state_of_conntrack(is_assured, stream_seconds.map(Duration::from_secs));
+            Flow { state, service: 1, ..Flow::NONE }.lifetime(Protocol::Udp).as_secs()
+        };
+        assert_eq!(lifetime(true, None), 120);
+        assert_eq!(lifetime(true, Some(120)), 120);
+        assert_eq!(lifetime(true, Some(60)), 30, "conntrack.udpStreamTimeout");
+        assert_eq!(lifetime(false, Some(300)), 30);
+    }
+
+    #[test]
+    fn reserved_source_of_a_connection_that_is_over_gives_way_early() {
+        let flow = |is_over| Flow { state: flow_state::PASS | state_of_reserved(is_over), ..Flow::NONE };
+        assert!(flow(true).is_finished() && !flow(false).is_finished());
+        assert_eq!(flow(true).lifetime(Protocol::Tcp).as_secs(), 120, "as long as conntrack in TIME_WAIT");
     }
 
     #[test]

@@ -12,7 +12,8 @@ use proxy_common::{
 use super::{
     super::super::maps::{self, open_pinned},
     facts::{
-        has_ended, is_masqueraded, is_translated_here, last_packet, passes, source_at_endpoint, stays_behind,
+        has_ended, is_masqueraded, is_translated_here, last_packet, passes, source_at_endpoint,
+        state_of_conntrack, state_of_reserved, stays_behind,
     },
     ports_of,
 };
@@ -143,14 +144,14 @@ impl Flows {
     /// Passes the packets of a flow that conntrack translates, unless the programs translate it.
     /// The entry must not outlive that of conntrack: a new conversation from the same client port
     /// would pass too, and nothing would translate it.
-    pub(super) fn leave(&mut self, udp: &Connection, service: u32) {
+    /// `stream_timeout` is how long conntrack keeps an assured flow.
+    pub(super) fn leave(&mut self, udp: &Connection, service: u32, stream_timeout: Option<Duration>) {
         let TrackedConnection { original, reply, .. } = udp.tracked;
         let entry = self.entry(&key(Direction::Original, Protocol::Udp, original));
         if entry.is_some_and(|flow| !passes(&flow)) {
             return;
         }
-        let replied = if udp.is_assured() { flow_state::REPLIED } else { 0 };
-        let state = flow_state::PASS | flow_state::ASSURED | replied;
+        let state = state_of_conntrack(udp.is_assured(), stream_timeout);
         let destination = Endpoint::from(reply.source);
         let flow = Flow { service, destination, state, ..untranslated_flow(Protocol::Udp, original, 0) };
         let used_ns =
@@ -172,7 +173,7 @@ impl Flows {
         if self.entry(&key).is_some() {
             return;
         }
-        let flow = untranslated_flow(*protocol, *reply, 0);
+        let flow = untranslated_flow(*protocol, *reply, state_of_reserved(connection.is_over()));
         let used_ns = if is_masqueraded {
             clock::nanos(self.opened)
         } else {

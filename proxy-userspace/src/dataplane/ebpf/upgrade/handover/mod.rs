@@ -174,17 +174,19 @@ pub(crate) fn forget(
 /// Returns the number of these flows.
 pub(crate) fn leave_flows(pins: &PinDir, state: &State) -> Result<usize, KernelError> {
     let mut flows = Flows::open(pins)?;
+    // The map evicts its oldest entries. Those that pass packets come last: without one, a flow
+    // gets another endpoint.
+    reserve_sources(&mut flows)?;
+    let stream_timeout = conntrack::udp_stream_timeout()?;
     let mut count = 0;
     for family in IpFamily::ALL {
         conntrack::for_each_connection(family, Protocol::Udp, &mut |udp| {
-            flows.reserve_source(udp);
             if let Some(service) = service_of(&udp.tracked, state) {
-                flows.leave(udp, service);
+                flows.leave(udp, service, stream_timeout);
                 count += 1;
             }
         })?;
         conntrack::for_each_connection(family, Protocol::Tcp, &mut |tcp| {
-            flows.reserve_source(tcp);
             let is_adopted = |value: &ServiceValue| has_table(value) && !tcp.is_over();
             let stays = |value: &ServiceValue| {
                 tcp.is_half_open() && tcp.tracked.is_dnat || is_translated(tcp) && is_adopted(value)
@@ -197,6 +199,18 @@ pub(crate) fn leave_flows(pins: &PinDir, state: &State) -> Result<usize, KernelE
         })?;
     }
     Ok(count)
+}
+
+/// Keeps the source ports of all connections that conntrack translates.
+fn reserve_sources(flows: &mut Flows) -> Result<(), KernelError> {
+    for family in IpFamily::ALL {
+        for protocol in [Protocol::Udp, Protocol::Tcp] {
+            conntrack::for_each_connection(family, protocol, &mut |connection| {
+                flows.reserve_source(connection);
+            })?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes the programs pass the packets of TCP connections to these frontends that conntrack
