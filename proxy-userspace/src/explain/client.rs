@@ -49,7 +49,7 @@ pub(super) fn locate(model: &Model, client: &Client) -> Whereabouts {
 
 fn of_address(model: &Model, address: IpAddr) -> (Location, String) {
     let node = &model.snapshot().node;
-    if node.local_addresses.contains(&address) || address.is_loopback() {
+    if node.is_local(address) {
         return (Location::Node, "the address is one of this node's".to_owned());
     }
     let pod_cidrs = model.node().map_or(&[][..], |node| &node.pod_cidrs);

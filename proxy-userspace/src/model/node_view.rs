@@ -38,6 +38,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         node_port_addresses: node_port_addresses(settings, node, &local_addresses, &facts.local_routes),
         every_node_port_address: families_with_every_address(settings, node),
         local_addresses,
+        local_routes: facts.local_routes.clone(),
         primary_addresses: IpFamily::ALL.into_iter().filter_map(primary).collect(),
         links,
         has_unserved_links,

@@ -182,6 +182,9 @@ impl ResolvedPort {
 pub struct NodeView {
     /// All addresses of links in the node's network namespace, including loopback.
     pub local_addresses: BTreeSet<IpAddr>,
+    /// The ranges that are local by a route that somebody added, whatever their size. They are not
+    /// among [`Self::local_addresses`].
+    pub local_routes: Vec<IpNet>,
     /// The addresses on which node ports are served. 127.0.0.1 and `::1` stand for all loopback
     /// addresses of their family. Addresses that are local by route are not among
     /// [`Self::local_addresses`].
@@ -242,6 +245,13 @@ pub struct Masquerade {
 }
 
 impl NodeView {
+    /// Returns true if the kernel takes the address for one of its own (`RTN_LOCAL`).
+    pub fn is_local(&self, address: IpAddr) -> bool {
+        address.is_loopback()
+            || self.local_addresses.contains(&address)
+            || self.local_routes.iter().any(|route| route.contains(&address))
+    }
+
     /// Returns the addresses of links on which node ports are served.
     pub fn node_port_addresses_of_links(&self) -> impl Iterator<Item = IpAddr> {
         self.node_port_addresses.intersection(&self.local_addresses).copied()

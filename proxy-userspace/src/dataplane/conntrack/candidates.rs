@@ -213,8 +213,7 @@ impl<'a> Candidates<'a> {
     /// If the rules use information that conntrack does not have, the client counts as inside,
     /// where more endpoints are allowed.
     fn client_location(&self, source: IpAddr) -> ClientLocation {
-        let is_inside = source.is_loopback()
-            || self.node.local_addresses.contains(&source)
+        let is_inside = self.node.is_local(source)
             || match &self.node.local_detector {
                 LocalTrafficDetector::None => false,
                 LocalTrafficDetector::Cidrs(cidrs) => cidrs.iter().any(|cidr| cidr.contains(&source)),

@@ -246,6 +246,17 @@ fn local_policy_deletes_entries_to_other_nodes_for_affected_clients() {
     }
 }
 
+/// The rules match such sources with `fib saddr type local`.
+#[test]
+fn client_whose_address_is_local_by_route_is_inside() {
+    let mut scene = Scene::new();
+    scene.snapshot.node.local_routes = cidrs(&["198.51.100.0/24"]);
+    scene.set("dns", ResolvedPort { external_policy: TrafficPolicy::Local, ..node_port(&[OLD, REMOTE]) });
+    let [inside, outside] =
+        ["198.51.100.9:40000", "203.0.113.9:40000"].map(|client| flow(client, "192.168.57.11:30053", REMOTE));
+    assert_eq!(scene.remaining(&Dirty::everything(), &[inside, outside]), [inside]);
+}
+
 #[test]
 fn undetectable_client_keeps_its_entries() {
     let mut scene = Scene::new();
