@@ -24,10 +24,19 @@ pub(super) struct Failure {
     pub(super) family: Option<IpFamily>,
     /// When the whole dataplane, not only a part of it, began to fail.
     since: Option<Instant>,
+    /// A sync with changes of objects or of the node failed. What a retry writes is then not only
+    /// the repair of what somebody else changed.
+    has_changes: bool,
     events: FailureEvents,
 }
 
 impl SyncLoop {
+    /// Returns true if a sync that succeeds made only changes that repair what somebody else
+    /// changed. A sync with the same repair may have failed before.
+    pub(super) fn is_repair(&self, extent: SyncExtent, dirty: &Dirty) -> bool {
+        extent == SyncExtent::Full && dirty.is_empty() && !self.failure.has_changes
+    }
+
     /// Records that nothing fails. Returns true if something failed until now.
     pub(super) fn end_failure(&mut self) -> bool {
         self.end_node_failure();
@@ -39,6 +48,7 @@ impl SyncLoop {
         self.outputs.health.no_part_failed();
         self.failure.since = None;
         self.failure.family = None;
+        self.failure.has_changes = false;
         self.failure.events.recovered(&self.outputs.events);
     }
 
@@ -111,6 +121,7 @@ impl SyncLoop {
         let scope = error.scope();
         let family = if let FailureScope::Family(family) = scope { Some(family) } else { None };
         self.failure.family = family;
+        self.failure.has_changes |= !nothing_dirty;
         let failed = family.map_or(IpFamily::ALL.to_vec(), |family| vec![family]);
         self.outputs.metrics.sync_failed(&failed);
         match scope {

@@ -29,13 +29,15 @@ impl SyncLoop {
     ) {
         let now = Instant::now();
         let took = now - started;
+        let is_repair = operations > 0 && self.is_repair(extent, dirty);
         let has_recovered = self.may_end_failure(extent) && self.end_failure();
         let is_first = !self.outputs.health.is_programmed();
         self.schedule.succeeded(started, extent, dirty.is_empty());
         self.report(operations);
         if has_recovered {
             tracing::info!("programming the kernel works again: all Services are served");
-        } else if extent == SyncExtent::Full && !is_first && dirty.is_empty() && operations > 0 {
+        }
+        if is_repair && !is_first {
             self.outputs.metrics.drift_repaired(operations);
             tracing::warn!(
                 operations,

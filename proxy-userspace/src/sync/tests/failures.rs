@@ -26,6 +26,22 @@ async fn a_retry_starts_from_what_the_kernel_really_holds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn drift_whose_first_repair_fails_is_counted_when_it_is_repaired() {
+    let drift = |daemon: &Daemon| daemon.metric("shunt_sync_drift_operations_total");
+    let daemon = Daemon::synced().await;
+    daemon.fake.kernel().content.ports.clear();
+    daemon.fake.kernel().failures_left = 2;
+    daemon.drift.notify_one();
+    tokio::time::sleep(SYNC / 2).await;
+    assert_eq!((daemon.endpoints("a"), drift(&daemon)), (vec!["10.0.0.1:80".to_owned()], "1".to_owned()));
+    // A change that failed is no drift.
+    daemon.fake.kernel().failures_left = 1;
+    daemon.send(endpoint_is("10.0.0.2")).await;
+    tokio::time::sleep(SYNC).await;
+    assert_eq!((daemon.endpoints("a"), drift(&daemon)), (vec!["10.0.0.2:80".to_owned()], "1".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_failed_sync_has_a_duration() {
     let daemon = Daemon::synced().await;
     let syncs = || -> usize {
