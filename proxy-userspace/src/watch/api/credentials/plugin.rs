@@ -3,7 +3,7 @@
 
 use std::{
     future::pending,
-    io::{IsTerminal as _, stdin},
+    io::{self, IsTerminal as _, stdin},
     panic::resume_unwind,
     process::{Output, Stdio},
     sync::Arc,
@@ -12,9 +12,14 @@ use std::{
 
 use jiff::Timestamp;
 use kube::config::{ExecAuthCluster, ExecConfig, ExecInteractiveMode};
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
 use serde::{Deserialize, Serialize};
 use tokio::{
-    process::Command,
+    io::{AsyncRead, AsyncReadExt as _},
+    process::{Child, Command},
     sync::Mutex,
     time::{Instant, timeout},
 };
@@ -165,11 +170,12 @@ impl Plugin {
         let input = serde_json::to_string(&input).map_err(|error| self.failed(error.to_string()))?;
         let mut command = Command::new(&self.command);
         command.args(self.exec.args.iter().flatten()).envs(self.variables()).env(INPUT, input);
-        command.stdin(if is_interactive { Stdio::inherit() } else { Stdio::null() }).kill_on_drop(true);
-        let output = timeout(LIMIT, command.output())
+        let started = |source| CredentialError::PluginStart { command: self.command.clone(), source };
+        let running = RunningPlugin::start(command, is_interactive).map_err(started)?;
+        let output = timeout(LIMIT, running.output())
             .await
             .map_err(|_| self.failed(format!("it did not end within {} s", LIMIT.as_secs())))?
-            .map_err(|source| CredentialError::PluginStart { command: self.command.clone(), source })?;
+            .map_err(started)?;
         self.read(&output)
     }
 
@@ -216,6 +222,58 @@ impl Plugin {
     }
 }
 
+/// A plugin that runs. If this is dropped before the plugin has ended, the plugin is killed with all
+/// processes that it started: a plugin is often a script that waits for another program.
+struct RunningPlugin {
+    child: Child,
+    /// The plugin has a process group of its own.
+    has_group: bool,
+}
+
+impl RunningPlugin {
+    /// Starts it. One that asks its user stays in the process group of the terminal's foreground:
+    /// any other may not read from it.
+    fn start(mut command: Command, is_interactive: bool) -> io::Result<Self> {
+        command.stdin(if is_interactive { Stdio::inherit() } else { Stdio::null() });
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        if !is_interactive {
+            command.process_group(0);
+        }
+        Ok(Self { child: command.spawn()?, has_group: !is_interactive })
+    }
+
+    /// Waits for its end, and returns its output.
+    ///
+    /// Its status is collected last. Until then, the kernel gives its number to no other process,
+    /// and the drop kills the right group.
+    async fn output(mut self) -> io::Result<Output> {
+        let (stdout, stderr) =
+            tokio::try_join!(read(self.child.stdout.take()), read(self.child.stderr.take()))?;
+        let status = self.child.wait().await?;
+        Ok(Output { status, stdout, stderr })
+    }
+}
+
+impl Drop for RunningPlugin {
+    fn drop(&mut self) {
+        // `None` if its status was collected.
+        let group = self.child.id().and_then(|id| i32::try_from(id).ok());
+        if let Some(group) = group.filter(|_| self.has_group) {
+            // This fails if it has just ended by itself.
+            let _gone = killpg(Pid::from_raw(group), Signal::SIGKILL);
+        }
+    }
+}
+
+/// Reads a pipe to its end.
+async fn read(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if let Some(mut pipe) = pipe {
+        pipe.read_to_end(&mut bytes).await?;
+    }
+    Ok(bytes)
+}
+
 impl Status {
     /// Returns when the credentials expire. Later changes of the wall clock have no effect.
     fn expires(&self) -> Result<Option<Instant>, String> {
@@ -239,6 +297,8 @@ impl Status {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn plugin(script: &str) -> Arc<Plugin> {
@@ -270,5 +330,51 @@ mod tests {
         for error in [first.err(), second.err()].map(|error| error.expect("no answer").to_string()) {
             assert_eq!(error, "the credential plugin sh failed: it did not end within 60 s");
         }
+    }
+    /// Waits until the file has the number of a process, and then until that process is gone.
+    async fn wait_until_gone(file: &Path) {
+        let deadline = Duration::from_secs(10);
+        let is_gone = async {
+            loop {
+                let number = std::fs::read_to_string(file).unwrap_or_default();
+                let status = std::fs::read_to_string(format!("/proc/{}/status", number.trim()));
+                // A process that nobody has waited for yet is a zombie.
+                let is_gone = status.is_ok_and(|status| status.contains("State:\tZ"));
+                if number.ends_with('\n') && (is_gone || !exists(number.trim())) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(deadline, is_gone).await.expect("it still runs");
+    }
+
+    fn exists(process: &str) -> bool {
+        Path::new("/proc").join(process).exists()
+    }
+
+    /// The script starts the program that hangs as a child, and waits for it.
+    #[tokio::test]
+    async fn the_program_that_a_plugins_script_started_does_not_outlive_a_request_that_is_given_up() {
+        let directory = tempfile::TempDir::new().expect("a directory");
+        let number = directory.path().join("number");
+        let plugin = plugin(&format!("sleep 1000 & echo $! > {}; wait", number.display()));
+        let running = plugin.run();
+        let given_up = timeout(Duration::from_millis(300), running).await;
+        assert!(given_up.is_err(), "it waits for its child");
+        wait_until_gone(&number).await;
+    }
+
+    #[tokio::test]
+    async fn what_a_plugin_leaves_running_after_its_answer_is_not_killed() {
+        let directory = tempfile::TempDir::new().expect("a directory");
+        let number = directory.path().join("number");
+        let answer = r#"{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t"}}"#;
+        let script = format!("sleep 30 > /dev/null 2>&1 & echo $! > {}; echo '{answer}'", number.display());
+        plugin(&script).current().await.expect("a token");
+        let left = std::fs::read_to_string(number).expect("a number");
+        assert!(exists(left.trim()), "a cache for its next run");
+        let process = left.trim().parse().expect("a number");
+        nix::sys::signal::kill(Pid::from_raw(process), Signal::SIGKILL).expect("it runs");
     }
 }
