@@ -47,6 +47,8 @@ struct ManifestFile {
     errors: Vec<DocumentError>,
     /// The stamp at the last read; none if there was no file.
     stamp: Option<Stamp>,
+    /// Where it led, if it was a symbolic link. It stays while that file is missing.
+    target: Option<PathBuf>,
     /// When the objects will be removed, because the file is gone or empty.
     removal: Option<Instant>,
     /// Objects may be missing in the file only because its writer is not done. They stay in effect.
@@ -62,6 +64,25 @@ enum Reason {
     Removal,
     /// It differs from what was read.
     Scan,
+}
+
+impl ManifestFile {
+    /// Follows a symbolic link, through all links behind it. Returns true if it leads elsewhere than
+    /// before: whoever changes a link does so when the file is complete. If another file is at the
+    /// same place, its writer may not be done.
+    fn follow_link(&mut self, path: &Path) -> bool {
+        let target = path.is_symlink().then(|| fs::canonicalize(path));
+        match target {
+            None => drop(self.target.take()),
+            Some(Ok(target)) if self.target.as_ref() != Some(&target) => {
+                self.target = Some(target);
+                return true;
+            }
+            // A file that is missing is written again.
+            Some(_) => {}
+        }
+        false
+    }
 }
 
 impl Directory {
@@ -168,9 +189,11 @@ impl Directory {
         let stamp = Stamp::of(&path);
         let last = mem::replace(&mut file.stamp, stamp);
         let removal = file.removal.take();
+        let is_relinked = file.follow_link(&path);
         let is_complete = reason == Reason::Complete
             || (reason == Reason::Removal && stamp == last)
-            || is_complete(stamp, last, &path);
+            || is_relinked
+            || stamp.is_none_or(Stamp::is_complete);
         let text = file::open(&path);
         let is_empty = matches!(&text, Ok(None | Some(Text { first: None, .. })));
         if is_empty && !file.objects.is_empty() {
@@ -254,11 +277,4 @@ fn contents<R: BufRead + Seek>(
         Ok(None) => Contents::default(),
         Err(error) => Contents { errors: vec![(None, error)], ..Contents::default() },
     }
-}
-
-/// Returns true if no writer can be within a file: it has not changed for long, or it is gone, or a
-/// symbolic link leads to another file than the last one.
-fn is_complete(stamp: Option<Stamp>, last: Option<Stamp>, path: &Path) -> bool {
-    let is_relinked = |stamp: Stamp| path.is_symlink() && !stamp.is_same_file(last);
-    stamp.is_none_or(|stamp| stamp.is_complete() || is_relinked(stamp))
 }

@@ -216,6 +216,28 @@ fn a_link_to_another_file_is_complete_and_its_file_is_written_slowly() {
 }
 
 #[test]
+fn another_file_at_the_place_to_which_a_link_leads_is_written_slowly() {
+    let both = documents(&[service("a", 1), service("b", 1)]);
+    let mut bench = Bench::start("");
+    let (target, link) = (bench.root.path().join("target"), bench.root.path().join("link"));
+    fs::write(&target, &both).unwrap();
+    symlink(&target, &link).unwrap();
+    fs::rename(&link, bench.path()).unwrap();
+    assert_eq!(bench.reported(&["a.yaml"]), ["Service + a:1", "Service + b:1"]);
+    // Nobody reports when the writer of the new file is done.
+    let other = bench.root.path().join("other");
+    fs::write(&other, service("a", 2)).unwrap();
+    fs::rename(&other, &target).unwrap();
+    assert_eq!(bench.scan(), ["Service + a:2"]);
+    fs::remove_file(&target).unwrap();
+    assert_eq!(bench.scan(), NOTHING);
+    fs::write(&target, service("a", 3)).unwrap();
+    assert_eq!(bench.scan(), ["Service + a:3"], "the writer has not come to the second object");
+    bench.age(Duration::from_secs(40));
+    assert_eq!(bench.scan(), ["Service - b"]);
+}
+
+#[test]
 fn an_empty_file_that_is_written_again_slowly_removes_no_object() {
     let both = documents(&[service("a", 1), service("b", 1)]);
     let mut bench = Bench::start(&both);
