@@ -13,6 +13,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
 use super::{BindError, server as http};
+use crate::node::NodeEvents;
 
 /// Upstream waits this long before it tries an address again (`serveHealthz`, `serveMetrics`).
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -54,28 +55,61 @@ fn lacks_ipv6(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
 }
 
-/// Serves forever. If shunt cannot listen on the address, the function returns an error with
-/// `hard_fail`. Otherwise it logs one warning and retries every few seconds.
+/// A server that listens as long as shunt runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HttpServer {
+    /// `/healthz` and `/livez`.
+    Healthz,
+    /// The metrics.
+    Metrics,
+}
+
+impl HttpServer {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Healthz => "healthz",
+            Self::Metrics => "metrics",
+        }
+    }
+
+    /// Returns the reason of kube-proxy's Event if it cannot listen (`cmd/kube-proxy/app/server.go`).
+    const fn failure_reason(self) -> &'static str {
+        match self {
+            Self::Healthz => "FailedToStartProxierHealthcheck",
+            Self::Metrics => "FailedToStartMetricServer",
+        }
+    }
+}
+
+/// Serves forever. If shunt cannot listen on the address, it sends one Event. With `hard_fail` it
+/// then returns an error. Otherwise it logs one warning and retries every few seconds.
 pub async fn serve(
-    server: &str,
+    server: HttpServer,
     address: SocketAddr,
     routes: Router,
     hard_fail: bool,
+    events: &NodeEvents,
 ) -> Result<Infallible, BindError> {
+    let name = server.name();
     let mut warned = false;
     loop {
-        match bind(server, address) {
+        let error = match bind(name, address) {
             Ok(listener) => {
-                tracing::debug!(server, %address, "listening");
+                tracing::debug!(server = name, %address, "listening");
                 return Ok(http::run(listener, routes, http::SERVER).await);
             }
-            Err(error) if hard_fail => return Err(error),
-            Err(BindError { source, .. }) => {
-                if !std::mem::replace(&mut warned, true) {
-                    let retry = RETRY_AFTER.as_secs();
-                    tracing::warn!(server, %address, error = %source, "cannot listen on the address; shunt tries again every {retry} s");
-                }
+            Err(error) => error,
+        };
+        if !std::mem::replace(&mut warned, true) {
+            let after = if hard_fail { "shunt ends (bindAddressHardFail)" } else { "shunt tries again" };
+            events.warning(server.failure_reason(), format!("{error}: {}; {after}", error.source));
+            if !hard_fail {
+                let (error, retry) = (&error.source, RETRY_AFTER.as_secs());
+                tracing::warn!(server = name, %address, %error, "cannot listen on the address; shunt tries again every {retry} s");
             }
+        }
+        if hard_fail {
+            return Err(error);
         }
         tokio::time::sleep(RETRY_AFTER).await;
     }

@@ -21,7 +21,7 @@ mod tests;
 use std::{io, net::SocketAddr};
 
 pub use introspection::{Debugging, Introspection, introspection_routes};
-pub use listen::{bind, serve};
+pub use listen::{HttpServer, bind, serve};
 pub(crate) use local::is_trusted;
 pub use local::{AlreadyRunning, LocalListener, listen_local, serve_local};
 pub use node_report::{NodeReport, ReportedMap};

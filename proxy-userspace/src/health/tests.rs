@@ -246,16 +246,25 @@ async fn the_metrics_server_has_metrics_slis_proxy_mode_and_healthz() {
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_an_error_or_is_retried() {
+async fn an_address_in_use_is_an_error_or_is_retried_and_an_event() {
     let taken = bind("test", SocketAddr::new(LOOPBACK, 0)).unwrap();
     let address = taken.local_addr().unwrap();
     let routes = metrics_routes(&ebpf_metrics());
-    let error = serve("metrics", address, routes.clone(), true).await.unwrap_err();
+    let (events, mut sent) = NodeEvents::channel();
+    let error = serve(HttpServer::Metrics, address, routes.clone(), true, &events).await.unwrap_err();
     assert_eq!(error.to_string(), format!("cannot listen on {address} for metrics"));
-    let serving = tokio::spawn(async move { serve("metrics", address, routes, false).await });
+    let event = sent.try_recv().expect("an Event");
+    assert_eq!((event.reason, event.is_warning), ("FailedToStartMetricServer", true));
+    let note =
+        format!("cannot listen on {address} for metrics: Address already in use (os error 98); shunt ends");
+    assert!(event.note.starts_with(&note), "{}", event.note);
+    let retrying = async move { serve(HttpServer::Healthz, address, routes, false, &events).await };
+    let serving = tokio::spawn(retrying);
     sleep(Duration::from_millis(50)).await;
     drop(taken);
     assert_eq!(eventually(address, Result::is_ok).await.unwrap().status, 404);
+    assert_eq!(sent.try_recv().map(|event| event.reason), Ok("FailedToStartProxierHealthcheck"));
+    assert!(sent.try_recv().is_err(), "one for all attempts");
     serving.abort();
 }
 

@@ -38,7 +38,7 @@ use proxy_userspace::{
     causes::with_causes,
     config::{Config, FeatureGate, FeatureGates, IneffectiveSetting, log_filter_at},
     dataplane::{Mode, Renderer, ebpf::EbpfError},
-    health::{self, Debugging, Introspection, LocalListener, PortFailureEvents},
+    health::{self, Debugging, HttpServer, Introspection, LocalListener, PortFailureEvents},
     inspect::{self, NodeInspector, PodFinder},
     kernel::{KernelError, end_signals::EndSignals, own_process},
     metrics::Metrics,
@@ -119,7 +119,10 @@ async fn run_alone(
         let before = std::mem::take(&mut broken);
         let outcome = tokio::select! {
             biased;
-            error = first_ended(&mut endpoints) => Err(error),
+            error = first_ended(&mut endpoints) => {
+                sources::write_last_events(&choice, &pending).await;
+                Err(error)
+            }
             outcome = run_mode(&choice, outputs.clone(), settings, &inspector, &pending, before, &shutdown) => outcome,
             action = reload.watch() => Ok(ModeOutcome::Reload(action)),
         };
@@ -383,10 +386,11 @@ fn start_endpoints(
     start_local_endpoint(choice, local, node.clone(), local_pages(outputs, introspection.clone()), tasks);
     let Outputs { metrics, health, health_checks, status, events, .. } = outputs;
     let hard_fail = config.bind_address_hard_fail;
-    let mut serve = |server: &'static str, address: Option<SocketAddr>, routes: Router| {
+    let mut serve = |server: HttpServer, address: Option<SocketAddr>, routes: Router| {
         if let Some(address) = address {
+            let events = events.clone();
             tasks.spawn(async move {
-                health::serve(server, address, routes, hard_fail)
+                health::serve(server, address, routes, hard_fail, &events)
                     .await
                     .map(|never| match never {})
                     .map_err(Into::into)
@@ -394,7 +398,7 @@ fn start_endpoints(
         }
     };
     serve(
-        "healthz",
+        HttpServer::Healthz,
         config.healthz_bind_address,
         health::healthz_routes(health.clone(), metrics.clone(), status.clone()),
     );
@@ -402,7 +406,7 @@ fn start_endpoints(
     if config.ui {
         routes = routes.merge(ui::routes(Pages { node: node.clone(), events: events.clone() }));
     }
-    serve("metrics", config.metrics_bind_address, routes);
+    serve(HttpServer::Metrics, config.metrics_bind_address, routes);
     let port_failures =
         PortFailureEvents { events: events.clone(), node_name: config.model.node_name.clone() };
     let answering = health::serve_health_checks(health_checks.subscribe(), health.clone(), port_failures);

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Context as _;
 use jiff::Timestamp;
 use proxy_userspace::{
+    causes::with_causes,
     config::{Config, ObjectSource},
     dataplane::{Mode, ebpf, iptables, ipvs},
     health::{WatchReport, Watches},
@@ -18,7 +19,10 @@ use proxy_userspace::{
         WatchStatus,
     },
 };
-use tokio::sync::{Notify, mpsc, watch as channel};
+use tokio::{
+    sync::{Notify, mpsc, watch as channel},
+    time::timeout,
+};
 
 use super::{ModeChoice, PendingEvents, Tasks, node_facts};
 
@@ -27,6 +31,9 @@ const MAX_QUEUED: usize = 4096;
 
 /// The longest time until a response whose date is compared with the clock.
 const PROMPT: Duration = Duration::from_secs(2);
+
+/// How long the end of the process may wait until its last Events are written.
+const LAST_EVENTS: Duration = Duration::from_secs(5);
 
 /// Starts all sources.
 pub(super) fn start(
@@ -100,6 +107,25 @@ async fn objects(
             }
         }
     }
+}
+
+/// Writes the Events that wait, before this process ends. Gives up after a few seconds.
+pub(super) async fn write_last_events(
+    ModeChoice { config, environment, .. }: &ModeChoice,
+    pending: &PendingEvents,
+) {
+    let ObjectSource::Api { kubeconfig, servers, .. } = &config.source else { return };
+    let write = async {
+        let mut events = pending.lock().await;
+        events.close();
+        let on_request: OnApiRequest = Arc::new(|_| {});
+        match watch::kube_client(kubeconfig.as_deref(), servers, &environment.proxies, &on_request).await {
+            Ok(client) => watch::record_events(&client, &config.model.node_name, &mut events).await,
+            Err(error) => tracing::debug!(error = with_causes(&error), "cannot write the last Events"),
+        }
+    };
+    // The cause is in the log, too.
+    let _in_time = timeout(LAST_EVENTS, write).await;
 }
 
 /// Returns a receiver of requests that counts them, and compares the clocks.

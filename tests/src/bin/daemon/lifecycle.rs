@@ -157,3 +157,18 @@ pub(crate) fn events_report_the_start_and_refused_settings(setup: &Setup) -> Res
     ensure!(forwards.trim() == "0", "ip_forward, which kube-proxy leaves alone too, is {forwards}");
     node.end()
 }
+
+/// The servers of health and metrics have the same address. One of them is the first.
+pub(crate) fn an_address_that_cannot_be_used_ends_the_proxy_after_an_event(setup: &Setup) -> Result<()> {
+    let fields = "{bindAddressHardFail: true, metricsBindAddress: '0.0.0.0:10256'}";
+    let mut node = TestNode::new(setup, &setup.mode, fields)?;
+    let started = node.proxy.start(&mut node.world);
+    ensure!(started.is_err(), "it runs without one of its servers:\n{}", node.proxy.log_tail(30));
+    node.wait_for_log("cannot listen on 0.0.0.0:10256 for ", Duration::ZERO)?;
+    let events = node.cluster.server().events();
+    let reasons = ["FailedToStartMetricServer", "FailedToStartProxierHealthcheck"];
+    let event = events.iter().find(|event| reasons.iter().any(|reason| event["reason"] == *reason));
+    let event = event.with_context(|| format!("no Event: {events:?}"))?;
+    ensure!(event["regarding"]["kind"] == "Node" && event["type"] == "Warning", "{event}");
+    Ok(())
+}

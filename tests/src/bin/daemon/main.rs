@@ -77,6 +77,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("late-node", lifecycle::the_proxy_waits_for_the_node_object),
     ("http-proxy", lifecycle::the_proxy_of_the_environment_is_used),
     ("events", lifecycle::events_report_the_start_and_refused_settings),
+    ("hard-fail", lifecycle::an_address_that_cannot_be_used_ends_the_proxy_after_an_event),
     ("rights", rights::the_role_of_the_manifests_has_the_rights_that_are_needed_and_no_more),
     ("pages", pages::metrics_are_valid_and_configz_shows_the_configuration),
     ("statusz", pages::statusz_names_mode_link_path_and_socket_scope),
