@@ -104,6 +104,9 @@ kinds! {
     OTHER_PROXY: Error "OtherProxyRunning",
         "two proxies write the rules of this node and can undo each other's changes",
         "remove kube-proxy: kubectl -n kube-system delete daemonset kube-proxy; docs/migration.md says in which order";
+    SECOND_SHUNT: Warning "SecondShunt",
+        "only one shunt can run on a node; the one that starts first does, with its version and its settings",
+        "kubectl get daemonsets --all-namespaces names those that start shunt; remove one, or the service of the node that does";
     OTHER_RULES: Warning "OtherProxyRules",
         "rules of kube-proxy that nobody keeps up to date may translate to endpoints that are gone",
         "they go with the first full sync in which all Services are served; otherwise run shunt --cleanup while no proxy runs";

@@ -23,6 +23,7 @@ use tokio::{
 
 use super::{
     listen::RETRY_AFTER,
+    second_shunt,
     server::{self, Accept, LOCAL},
 };
 
@@ -116,7 +117,10 @@ pub async fn listen_local(name: &'static [u8]) -> Result<Option<LocalListener>, 
         }
         match holder(name).await {
             Holder::Stranger => return Ok(None),
-            Holder::Shunt(process) if Instant::now() >= until => return Err(AlreadyRunning { process }),
+            Holder::Shunt(process) if Instant::now() >= until => {
+                second_shunt::tell(name).await;
+                return Err(AlreadyRunning { process });
+            }
             Holder::Shunt(process) => {
                 free_since = None;
                 if !std::mem::replace(&mut has_waited, true) {
@@ -173,6 +177,10 @@ mod tests {
     use socket2::{Domain, SockAddr, Socket, Type};
 
     use super::*;
+    use crate::{
+        health::{NodeReport, ProxyHealth, Status, second_shunt_routes},
+        node::NodeEvents,
+    };
 
     #[tokio::test(start_paused = true)]
     async fn a_second_shunt_waits_for_the_first_and_then_names_it() {
@@ -187,6 +195,25 @@ mod tests {
         };
         let (second, ()) = tokio::join!(listen_local(NAME), ends);
         assert!(second.expect("the first has ended").is_some());
+    }
+
+    #[tokio::test]
+    async fn a_second_shunt_that_ends_is_reported_once_by_the_first() {
+        const NAME: &[u8] = b"shunt/test-of-a-report";
+        let first = listen_local(NAME).await.expect("nobody has the name");
+        let (events, mut sent) = NodeEvents::channel();
+        let status = Status::default();
+        let report = || NodeReport::new(&status, &ProxyHealth::new(Duration::ZERO), String::new());
+        let routes = second_shunt_routes(status.clone(), events);
+        let serving = tokio::spawn(serve_local(first, NAME, routes));
+        assert_eq!(report().second_shunt_seconds_ago, None);
+        for _ in 0..2 {
+            second_shunt::tell(NAME).await;
+        }
+        assert!(report().second_shunt_seconds_ago.is_some_and(|seconds| seconds < 60));
+        assert_eq!(sent.try_recv().map(|event| event.reason), Ok("SecondShunt"));
+        assert!(sent.try_recv().is_err(), "one Event for all attempts");
+        serving.abort();
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,6 +9,7 @@ mod local;
 mod node_report;
 mod proxy_health;
 mod routes;
+mod second_shunt;
 mod server;
 mod service_health;
 mod status;
@@ -27,6 +28,7 @@ pub use local::{AlreadyRunning, LocalListener, listen_local, serve_local};
 pub use node_report::{NodeReport, ReportedMap};
 pub use proxy_health::{NodeObject, ProxyHealth};
 pub use routes::{healthz_routes, metrics_routes, scrape_routes};
+pub use second_shunt::second_shunt_routes;
 #[cfg(feature = "fuzzing")]
 pub use server::answer_bytes;
 pub use service_health::{HealthChecks, ListenOn, PortFailureEvents, serve_health_checks};

@@ -51,6 +51,9 @@ pub struct NodeReport {
     /// Why the changed configuration file cannot be used.
     #[serde(default)]
     pub configuration_refused: Option<String>,
+    /// How long ago another shunt on this node ended because this one runs, in seconds.
+    #[serde(default)]
+    pub second_shunt_seconds_ago: Option<u64>,
     /// Why `/healthz` answers 503.
     pub not_ready: Vec<String>,
     /// How long the oldest change waits that the kernel does not have yet, in seconds.
@@ -112,6 +115,7 @@ impl NodeReport {
                 .map(|module| (module.to_string(), module.remedy().to_owned())),
             failing: facts.failing.iter().map(|(task, error)| format!("cannot {task}: {error}")).collect(),
             configuration_refused: facts.configuration_refused.clone(),
+            second_shunt_seconds_ago: facts.second_shunt.map(|at| at.elapsed().as_secs()),
             not_ready: progress.not_ready.iter().map(ToString::to_string).collect(),
             oldest_pending_seconds: pending.map(|since| since.as_secs()),
             maps: maps.collect(),

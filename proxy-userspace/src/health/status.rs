@@ -27,7 +27,7 @@ pub struct Status {
     facts: Arc<Mutex<Facts>>,
 }
 
-/// The facts. All but the last one belong to the mode that runs.
+/// The facts. All but the last two belong to the mode that runs.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
     pub(super) mode: Option<RunningMode>,
@@ -50,6 +50,9 @@ pub(super) struct Facts {
     pub(super) failing: BTreeMap<SyncTask, String>,
     /// Why the changed configuration file cannot be used. This does not belong to the mode.
     pub(super) configuration_refused: Option<String>,
+    /// When another shunt on this node last ended because this one runs. This does not belong to
+    /// the mode either.
+    pub(super) second_shunt: Option<Instant>,
 }
 
 /// Reads the state of each watch.
@@ -220,6 +223,11 @@ impl Status {
     /// Sets why the changed configuration file cannot be used. `None` if it can be used.
     pub fn set_configuration_refused(&self, error: Option<String>) {
         self.facts().configuration_refused = error;
+    }
+
+    /// Records that another shunt ended now because this one runs. Returns true for the first time.
+    pub(super) fn refused_second_shunt(&self) -> bool {
+        self.facts().second_shunt.replace(Instant::now()).is_none()
     }
 
     /// Records that a task failed with this error. Returns the error of the attempt before, if that

@@ -279,6 +279,7 @@ mod tests {
             displaced: vec![DisplacedLink { link: "eth0".into(), by: "cni_ingress".into() }],
             failing: [(SyncTask::Program, "the map services is full".into())].into(),
             configuration_refused: Some("mode: no mode has this name".into()),
+            second_shunt: None,
         };
         let progress = Progress { not_ready: vec!["a Service is left out"], ..progress(3, Some(2)) };
         let text = text(&facts, &progress).replace(env!("CARGO_PKG_VERSION"), "VERSION");

@@ -357,11 +357,14 @@ fn start_local_endpoint(
     ModeChoice { config, launcher, .. }: &ModeChoice,
     local: Option<LocalListener>,
     node: NodeInspector,
-    pages: Router,
+    outputs: &Outputs,
+    introspection: Introspection,
     tasks: &mut Tasks,
 ) {
     let tracer = Tracer::new(node.inspector.clone(), dataplane::load_tracing(config, launcher));
-    let routes = inspect::routes(node).merge(trace_routes(tracer)).nest("/v1/pages", pages);
+    let second_shunt = health::second_shunt_routes(outputs.status.clone(), outputs.events.clone());
+    let routes = inspect::routes(node).merge(trace_routes(tracer)).merge(second_shunt);
+    let routes = routes.nest("/v1/pages", local_pages(outputs, introspection));
     tasks.spawn(async move { match health::serve_local(local, inspect::SOCKET, routes).await {} });
 }
 
@@ -383,7 +386,7 @@ fn start_endpoints(
 ) -> Inspector {
     let config = &choice.config;
     let node = node_inspector(choice, outputs);
-    start_local_endpoint(choice, local, node.clone(), local_pages(outputs, introspection.clone()), tasks);
+    start_local_endpoint(choice, local, node.clone(), outputs, introspection.clone(), tasks);
     let Outputs { metrics, health, health_checks, status, events, .. } = outputs;
     let hard_fail = config.bind_address_hard_fail;
     let mut serve = |server: HttpServer, address: Option<SocketAddr>, routes: Router| {

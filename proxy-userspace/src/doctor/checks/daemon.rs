@@ -15,6 +15,8 @@ use crate::{
 /// How long a change may wait before it is a finding. A full sync of a netfilter mode takes
 /// seconds.
 const PENDING_SECONDS: u64 = 30;
+/// For how long a second shunt is found after its last attempt.
+const SECOND_SHUNT_SECONDS: u64 = 15 * 60;
 /// When a map counts as nearly full, in percent.
 const NEARLY_FULL: usize = 80;
 /// From which difference on the clocks differ too much. Dates of HTTP are exact to a second.
@@ -66,6 +68,7 @@ fn of_report(report: &NodeReport) -> Vec<Finding> {
     }
     findings.extend(nearly_full(&report.maps));
     findings.extend(clock(report.clock_ahead_seconds));
+    findings.extend(second_shunt(report.second_shunt_seconds_ago));
     findings.extend(silent_watches(&report.watches));
     findings.extend(report.confined_by.as_ref().map(|(module, remedy)| confined(module, remedy)));
     let own = env!("CARGO_PKG_VERSION");
@@ -88,6 +91,13 @@ pub(super) fn nearly_full(maps: &[ReportedMap]) -> Vec<Finding> {
 
 pub(super) fn confined(module: &str, remedy: &str) -> Finding {
     Finding::new(&catalog::CONFINED, format!("{module} confines shunt")).with_remedy(remedy)
+}
+
+/// A kubelet starts a container that fails again after five minutes at most.
+fn second_shunt(seconds_ago: Option<u64>) -> Option<Finding> {
+    let seconds = seconds_ago.filter(|seconds| *seconds < SECOND_SHUNT_SECONDS)?;
+    let message = format!("another shunt tried to run on this node {seconds} s ago, and ended");
+    Some(Finding::new(&catalog::SECOND_SHUNT, message))
 }
 
 fn clock(ahead: Option<i64>) -> Option<Finding> {

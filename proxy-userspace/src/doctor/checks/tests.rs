@@ -30,6 +30,7 @@ fn report() -> NodeReport {
         maps: vec![ReportedMap { name: "services".into(), entries: 79, capacity: 100 }],
         oldest_pending_seconds: Some(29),
         clock_ahead_seconds: Some(9),
+        second_shunt_seconds_ago: Some(900),
         watches: vec![watch(1199)],
         pin_directory: "/sys/fs/bpf/shunt".into(),
         ..NodeReport::default()
@@ -141,6 +142,11 @@ const OF_THE_DAEMON: &[(&Kind, Fault, &str)] = &[
     (&catalog::MAP_NEARLY_FULL, |facts| report_of(facts).maps[0].entries = 80, "services has 80 of 100"),
     (&catalog::OTHER_VERSION, |facts| report_of(facts).version = "9.9.9".into(), "the daemon is 9.9.9"),
     (&catalog::DRIFT, |facts| facts.drift.push(drift("a chain is missing")), "a chain is missing"),
+    (
+        &catalog::SECOND_SHUNT,
+        |facts| report_of(facts).second_shunt_seconds_ago = Some(899),
+        "another shunt tried to run on this node 899 s ago",
+    ),
     (&catalog::CLOCK_SKEWED, |facts| report_of(facts).clock_ahead_seconds = Some(-10), "10 s behind"),
     (
         &catalog::WATCH_SILENT,
