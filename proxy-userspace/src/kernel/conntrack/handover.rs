@@ -273,7 +273,9 @@ impl Replacement {
         let mut messages = MessageBuffer::default();
         let mut creations = BTreeMap::new();
         for (connection, stale) in possible {
-            stale.iter().for_each(|entry| self.delete(entry, &mut messages));
+            for entry in &stale {
+                self.delete(entry, &mut messages);
+            }
             creations.insert(self.create(connection, &mut messages), connection);
         }
         if creations.is_empty() {
