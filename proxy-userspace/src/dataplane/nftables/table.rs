@@ -245,7 +245,7 @@ fn masquerades(ports: Option<PortRange>) -> Vec<(Option<Statement>, Statement)> 
 mod tests {
     use super::*;
 
-    /// The chains of kube-proxy 1.31 to 1.37 that have shunt's names too.
+    /// The chains that a version of kube-proxy has too.
     const KUBE_PROXYS: [&str; 14] = [
         "cluster-ips-check",
         "filter-forward",
