@@ -7,7 +7,7 @@ use crate::{
         AffinityKey, AffinityValue, CapturedPacket, Connection, DirectFlow, DirectKey, DirectWatch, DsrKey,
         Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress,
         MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts,
-        ServiceKey, ServiceValue, SocketPeer, SourceRange, TraceEvent, UdpSocket, XdpLinkValue,
+        ServiceKey, ServiceValue, SocketPeer, SourceRange, TraceEvent, UdpSocket, VlanKey, XdpLinkValue,
     },
 };
 
@@ -54,4 +54,5 @@ pod!(
     MasqueradeSubnet,
     TraceEvent,
     UdpSocket,
+    VlanKey,
 );

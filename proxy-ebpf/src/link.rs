@@ -16,6 +16,10 @@ pub fn ingress<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
     if !skb.is_for_this_host(maps::bridge_of) {
         return NEXT;
     }
+    // The program on the link of the VLAN translates it, and the direct path knows it by that link.
+    if skb.is_of_vlan(maps::is_vlan) {
+        return NEXT;
+    }
     maps::begin_capture(skb);
     let Some((header, version)) = skb.ip() else { return NEXT };
     let code = code(link::ingress(skb, &Kernel::<P>::NEW, header, version));

@@ -159,10 +159,24 @@ pub struct Link {
     /// What it is. `None` for a link that is built over others, such as a bridge, a bond, a VLAN or
     /// a tunnel, and for one without packets of others.
     pub device: Option<Device>,
-    /// The index of the link beneath, if this is a VLAN.
-    pub vlan_of: Option<u32>,
+    /// The link is a bond or a team: what comes in on a port of it comes in on the link itself
+    /// right after that, before anything else looks at it.
+    pub is_bond: bool,
+    /// Which frames are for it, if this is a VLAN.
+    pub vlan: Option<Vlan>,
     /// What its driver says about XDP.
     pub xdp: XdpFeatures,
+}
+
+/// The frames that a VLAN link takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Vlan {
+    /// The index of the link beneath.
+    pub link: u32,
+    /// The identifier in their tag.
+    pub id: u16,
+    /// The protocol of their tag, as an Ethernet type.
+    pub protocol: u16,
 }
 
 /// What the driver of a link says about XDP. Kernels before 6.3 report nothing.

@@ -5,7 +5,7 @@ use super::{
     AffinityKey, AffinityValue, Connection, DirectFlow, DirectKey, DirectWatch, DsrKey, Endpoint,
     EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, MaglevKey,
     MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
-    ServiceValue, SocketPeer, SourceRange, UdpSocket, XdpLinkValue,
+    ServiceValue, SocketPeer, SourceRange, UdpSocket, VlanKey, XdpLinkValue,
 };
 use crate::{Addr, prefilter::PrefilterTable};
 
@@ -56,6 +56,7 @@ macro_rules! for_each_map {
             EXEMPT_NETNS "exempt_netns" HashMap<u64, u8> Config fixed 4096; // More than pods.
             EXEMPT_SOURCES "exempt_sources" HashMap<Addr, u8> Config fixed 8192; // Two per pod.
             BRIDGE_PORTS "bridge_ports" HashMap<u32, HardwareAddress> Config fixed 4096;
+            VLANS "vlans" HashMap<VlanKey, u8> Config fixed 4096; // VLAN links with programs.
             MASQUERADE_ADDRESSES "masquerade_addresses" LpmTrie<MasqueradeSubnet, Addr> Config
                 fixed 16384; // More than links and addresses.
             FLOWS "flows" LruHashMap<FlowKey, Flow> State

@@ -9,7 +9,7 @@ use crate::{Addr, Protocol};
 
 /// The version of the layout. Every change of a key or value raises it. A process that finds pinned
 /// maps of another version builds its own maps next to them.
-pub const LAYOUT_VERSION: u32 = 16;
+pub const LAYOUT_VERSION: u32 = 17;
 
 /// The identifier of the virtual network (VNI) of the tunnel to other nodes.
 pub const TUNNEL_NETWORK: u32 = 0x7368;
@@ -97,6 +97,18 @@ impl HardwareAddress {
     /// Returns the value for an address.
     pub const fn new(bytes: [u8; 6]) -> Self {
         Self { bytes, zero: [0; 2] }
+    }
+}
+
+map_type! {
+    /// Key of `vlans`: a VLAN whose link has programs of its own.
+    VlanKey, 8 {
+        /// The interface index of the link beneath, where frames come in with the tag.
+        link: u32,
+        /// The identifier in the tag.
+        id: u16,
+        /// The protocol of the tag, as an Ethernet type in host byte order.
+        protocol: u16,
     }
 }
 

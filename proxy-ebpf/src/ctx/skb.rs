@@ -13,6 +13,7 @@ use aya_ebpf::{
 use proxy_common::{
     Addr, Protocol,
     checksum::Difference,
+    layout::VlanKey,
     packet::{self, ChecksumCoverage, Frame, IpVersion, Route, RoutedPacket, Tuple},
 };
 
@@ -95,6 +96,29 @@ impl<L: Layer> Skb<L> {
     fn is_for_bridge<B: FnOnce(u32) -> Option<[u8; 6]>>(&self, bridge_of: B) -> bool {
         let bridge = bridge_of(self.link());
         bridge.is_some() && bridge == self.load(0)
+    }
+
+    /// Returns true if the packet has a tag that the kernel or the hardware removed from the frame,
+    /// of a VLAN for which `is_vlan` is true. The kernel removes it before the program runs.
+    #[inline(always)]
+    pub fn is_of_vlan(&self, is_vlan: impl FnOnce(&VlanKey) -> bool) -> bool {
+        L::HEADER != 0 && self.has_vlan_tag() && self.has_tag_of(is_vlan)
+    }
+
+    /// A function call of its own saves stack.
+    #[inline(never)]
+    fn has_tag_of<V: FnOnce(&VlanKey) -> bool>(&self, is_vlan: V) -> bool {
+        const ID: u32 = 0xfff;
+        // SAFETY: the context is valid while the program runs. The protocol holds 16 bits in
+        // network byte order within a word.
+        let (tag, protocol) = unsafe {
+            (
+                (&raw const (*self.skb).vlan_tci).read_volatile(),
+                (&raw const (*self.skb).vlan_proto).read_volatile(),
+            )
+        };
+        let protocol = u16::from_be(protocol as u16);
+        is_vlan(&VlanKey { link: self.link(), id: (tag & ID) as u16, protocol })
     }
 
     /// Returns offset and version of the IP header, if there is one. VLAN tags that the kernel or

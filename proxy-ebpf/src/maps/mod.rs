@@ -22,7 +22,7 @@ use proxy_common::{
         Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress,
         MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, Program, ProgramError, ProgramErrors,
         ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SocketScope, SourceRange,
-        UdpSocket, XdpLinkValue, flow_state, service_slot,
+        UdpSocket, VlanKey, XdpLinkValue, flow_state, service_slot,
     },
     link::direct::DirectProgress,
     packet::TcpFlags,
@@ -496,6 +496,12 @@ pub fn bridge_of(link: u32) -> Option<[u8; 6]> {
         // time, one packet may be taken for one of another host.
         unsafe { (*address).bytes }
     })
+}
+
+/// Returns true if the link of a VLAN has programs of its own.
+#[inline(always)]
+pub fn is_vlan(vlan: &VlanKey) -> bool {
+    VLANS.get_ptr(vlan).is_some()
 }
 
 /// Returns the network namespace cookie of the node. If userspace does not know it, that of the

@@ -12,7 +12,7 @@ use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMes
 use netlink_packet_route::{
     RouteNetlinkMessage,
     address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope},
-    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
+    link::{InfoData, InfoKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
 };
 use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
 use tokio::sync::{Notify, watch};
@@ -25,7 +25,8 @@ use super::{
     xdp_features::XdpReader,
 };
 use crate::net::{
-    Device, Link, LinkAddress, LinkHeader, MacAddress, NodeFacts, SourceAddress, TUNNEL_LINK, XdpFeatures,
+    Device, Link, LinkAddress, LinkHeader, MacAddress, NodeFacts, SourceAddress, TUNNEL_LINK, Vlan,
+    XdpFeatures,
 };
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
@@ -253,7 +254,6 @@ pub(super) fn read_any(message: &Message) {
 fn link(message: &LinkMessage) -> Option<Link> {
     let name = attribute!(message.attributes, LinkAttribute::IfName(name) => name.as_str().into())?;
     let master = attribute!(message.attributes, LinkAttribute::Controller(master) => *master);
-    let beneath = attribute!(message.attributes, LinkAttribute::Link(beneath) => *beneath);
     Some(Link {
         index: message.header.index,
         name,
@@ -266,9 +266,24 @@ fn link(message: &LinkMessage) -> Option<Link> {
         bridge_address: bridge_address(message),
         hardware_address: hardware_address(message),
         device: device(message),
-        vlan_of: beneath.filter(|_| is_kind(message, &InfoKind::Vlan)),
+        is_bond: is_kind(message, &InfoKind::Bond) || is_kind(message, &InfoKind::Team),
+        vlan: vlan(message),
         xdp: XdpFeatures::default(),
     })
+}
+
+/// Returns which frames a VLAN link takes. `None` if the link beneath is in another network
+/// namespace.
+fn vlan(message: &LinkMessage) -> Option<Vlan> {
+    let link = attribute!(message.attributes, LinkAttribute::Link(link) => *link)?;
+    if attribute!(message.attributes, LinkAttribute::LinkNetNsId(namespace) => *namespace).is_some() {
+        return None;
+    }
+    let infos = attribute!(message.attributes, LinkAttribute::LinkInfo(infos) => infos)?;
+    let data = attribute!(infos, LinkInfo::Data(InfoData::Vlan(data)) => data)?;
+    let id = attribute!(data, InfoVlan::Id(id) => *id)?;
+    let protocol = attribute!(data, InfoVlan::Protocol(protocol) => u16::from(*protocol))?;
+    Some(Vlan { link, id, protocol })
 }
 
 /// Returns what the link is, unless it is built over other links or has none.

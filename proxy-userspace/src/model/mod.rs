@@ -47,5 +47,5 @@ pub use tunnel::{TunnelView, is_tunnel_address};
 
 pub use crate::net::{
     Device, DirectScope, IpFamily, Link, LinkAddress, LinkHeader, LinkPath, MacAddress, NodeFacts, PortRange,
-    Protocol, SocketScope, SourceAddress, XdpFeatures, XdpMode,
+    Protocol, SocketScope, SourceAddress, Vlan, XdpFeatures, XdpMode,
 };

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 
 use super::{
     Balance, Forwarding, IpFamily, LinkName, LinkPath, MacAddress, Name, NamespacedName, PortRange, Protocol,
-    SocketScope, TrafficPolicy, TunnelView, XdpMode,
+    SocketScope, TrafficPolicy, TunnelView, Vlan, XdpMode,
 };
 
 /// The name of a service port, like upstream's `ServicePortName`: `namespace/name:port`.
@@ -217,6 +217,9 @@ pub struct NodeView {
     pub local_links: BTreeSet<u32>,
     /// For each link that is a port of a bridge, by index: the MAC address of the bridge.
     pub bridge_ports: BTreeMap<u32, MacAddress>,
+    /// The VLANs whose links are served. Packets with their tags are not translated on the links
+    /// beneath.
+    pub vlans: BTreeSet<Vlan>,
     /// The ranges of all ServiceCIDRs, sorted, without duplicates. Empty if they are not known.
     pub service_cidrs: Vec<IpNet>,
     /// The tunnel to other nodes, if there is one.

@@ -69,6 +69,7 @@ pub struct Selection {
 
 /// Features that not every kernel has, each with a command that fails on a kernel without it.
 const KERNEL_FEATURES: &[(&str, &str)] = &[
+    ("bonds", "ip link add probe type bond && ip link delete probe"),
     ("vlan-links", "ip link add link eth0 name probe type vlan id 1 && ip link delete probe"),
     // The first SCTP socket of an agent has loaded the module.
     ("sctp", "test -e /proc/net/sctp"),

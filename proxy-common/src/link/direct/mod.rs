@@ -145,7 +145,7 @@ fn pass_on(
         return Outcome::Proceed;
     }
     let Some(hops) = is_like(frame, tables, packet, protocol, &flow) else {
-        // Packets that come in on a port of a bridge or a bond are learned with the link above it.
+        // Packets that come in on a port of a bridge are learned with the bridge.
         if flow.in_link == frame.link() || tables.random().is_multiple_of(SAMPLE) {
             Notes::leave(frame, Notes::LEARN);
         }

@@ -133,6 +133,7 @@ fn describe(step: &Step, state: &State) -> String {
             MapEntry::DirectLink(index) => format!("the direct path for the link with index {index}"),
             MapEntry::XdpLink(index, _) => format!("XDP for the link with index {index}"),
             MapEntry::BridgePort(index, _) => format!("the bridge port of index {index}"),
+            MapEntry::Vlan(vlan) => format!("the VLAN {} on the link with index {}", vlan.id, vlan.link),
             MapEntry::ExemptNetns(cookie) => format!("the exempt network namespace {}", cookie.0),
             MapEntry::ExemptSource(address) => format!("the exempt pod address {address}"),
             other => format!("an entry of map {}", other.map()),

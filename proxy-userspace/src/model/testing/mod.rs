@@ -228,7 +228,8 @@ pub fn link(index: u32, name: &str) -> Link {
         bridge_address: None,
         hardware_address: Some(MacAddress([2, 0, 0, 0, 1, 1])),
         device: Some(Device::Hardware),
-        vlan_of: None,
+        is_bond: false,
+        vlan: None,
         xdp: XdpFeatures::default(),
     }
 }

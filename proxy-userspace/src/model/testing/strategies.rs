@@ -13,7 +13,7 @@ use crate::{
         InterfaceGlobs, Link, LinkAddress, LinkHeader, LinkPath, LoadBalancerIngress, LoadBalancerIpMode,
         MacAddress, ModelSettings, Name, NamespacedName, Node, NodeAddressType, NodeFacts, NodePortAddresses,
         PortRange, Protocol, Service, ServicePort, ServiceType, SessionAffinity, SliceEndpoint, SlicePort,
-        Snapshot, SocketScope, SourceAddress, TrafficPolicy, UnixNanos, WatchEvent, XdpPolicy,
+        Snapshot, SocketScope, SourceAddress, TrafficPolicy, UnixNanos, Vlan, WatchEvent, XdpPolicy,
     },
     net::{DirectScope, NetnsCookie, TUNNEL_LINK},
 };
@@ -197,14 +197,16 @@ fn any_links() -> impl Strategy<Value = Vec<Link>> {
         one_of(&[LinkHeader::Ethernet, LinkHeader::Ethernet, LinkHeader::Ip, LinkHeader::Other(32)]);
     let names = one_of(&["eth0", "cbr0", "veth1", "veth2", "wg0", TUNNEL_LINK]);
     let addresses = option::of((0..2_u8).prop_map(|last| MacAddress([2, 0, 0, 0, 0, last])));
-    let any_link = (2..7_u32, names, headers, option::of(2..4_u32), addresses).prop_map(
-        |(index, name, header, master, bridge_address)| Link {
+    let vlans = option::of((2..4_u32, 10..12_u16).prop_map(|(link, id)| Vlan { link, id, protocol: 0x8100 }));
+    let any_link = (2..7_u32, names, headers, option::of(2..4_u32), addresses, vlans, any::<bool>())
+        .prop_map(|(index, name, header, master, bridge_address, vlan, is_bond)| Link {
             master,
             header,
             bridge_address,
+            vlan,
+            is_bond,
             ..link(index, name)
-        },
-    );
+        });
     vec(any_link, 0..6).prop_map(|mut links| {
         links.push(Link { is_loopback: true, ..link(1, "lo") });
         links.sort();

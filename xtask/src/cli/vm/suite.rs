@@ -20,9 +20,11 @@ use crate::cli::steps;
 /// Test targets that exercise the kernel.
 const TARGETS: [&str; 4] = ["ebpf_sockets", "ebpf_frames", "ebpf_links", "netfilter"];
 /// Conformance cases.
-const CASES: [&str; 18] = [
+const CASES: [&str; 20] = [
     "clusterip-tcp",
     "clusterip-udp",
+    "direct-path-over-a-bond",
+    "direct-path-over-a-vlan",
     "fragmented-udp",
     "hairpin",
     "ingress-qdisc-of-others",

@@ -5,7 +5,7 @@ use proxy_common::{
     Addr,
     layout::{
         DsrKey, EndpointKey, EndpointValue, HardwareAddress, MasqueradeSubnet, MemberKey, ServiceKey,
-        ServiceValue, SourceRange, XdpLinkValue,
+        ServiceValue, SourceRange, VlanKey, XdpLinkValue,
     },
 };
 
@@ -34,6 +34,7 @@ pub(crate) struct EntryReader {
     dsr_endpoints: Reader<DsrKey, Addr>,
     dsr_nodes: Reader<Addr, u8>,
     bridge_ports: Reader<u32, HardwareAddress>,
+    vlans: Reader<VlanKey, u8>,
     exempt_netns: Reader<u64, u8>,
     exempt_sources: Reader<Addr, u8>,
     // Kernels before 5.16 have no batches for tries.
@@ -55,6 +56,7 @@ impl EntryReader {
             dsr_endpoints: object.reader("dsr_endpoints")?,
             dsr_nodes: object.reader("dsr_nodes")?,
             bridge_ports: object.reader("bridge_ports")?,
+            vlans: object.reader("vlans")?,
             exempt_netns: object.reader("exempt_netns")?,
             exempt_sources: object.reader("exempt_sources")?,
             source_ranges: object.open_map("source_ranges")?,
@@ -76,6 +78,7 @@ impl EntryReader {
         read(&mut self.dsr_endpoints, "dsr_endpoints", |key, node| v(MapEntry::DsrEndpoint(key, node)))?;
         read(&mut self.dsr_nodes, "dsr_nodes", |key, _| v(MapEntry::DsrNode(key)))?;
         read(&mut self.bridge_ports, "bridge_ports", |key, value| v(MapEntry::BridgePort(key, value)))?;
+        read(&mut self.vlans, "vlans", |key, _| v(MapEntry::Vlan(key)))?;
         read(&mut self.exempt_netns, "exempt_netns", |key, _| v(MapEntry::ExemptNetns(NetnsCookie(key))))?;
         read(&mut self.exempt_sources, "exempt_sources", |key, _| v(MapEntry::ExemptSource(key)))?;
         for key in self.source_ranges.keys() {

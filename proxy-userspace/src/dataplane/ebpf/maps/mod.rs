@@ -23,7 +23,7 @@ use proxy_common::{
         DsrKey, EndpointKey, EndpointValue, HardwareAddress, LAYOUT_VERSION, LocalDetection, MAPS,
         MapContent, MapDeclaration, MapSizes, MasqueradeSubnet, Masquerading, MemberKey, NewFlows, NodeValue,
         SIZE_SETTINGS, STATE_LAYOUT_VERSION, ServiceKey, ServiceValue, SocketScope, SourceRange, UdpSocket,
-        XdpLinkValue, service_slots,
+        VlanKey, XdpLinkValue, service_slots,
     },
     maglev::TableSize,
     prefilter::PrefilterTable,
@@ -71,6 +71,7 @@ pub(crate) fn map_full(map: &'static str, sizes: &MapSizes) -> KernelError {
         None if matches!(
             map,
             "bridge_ports"
+                | "vlans"
                 | "masquerade_addresses"
                 | "direct_links"
                 | "xdp_links"
@@ -102,6 +103,7 @@ pub(crate) struct Maps {
     local_sources: LpmTrie<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
     bridge_ports: HashMap<MapData, u32, HardwareAddress>,
+    vlans: HashMap<MapData, VlanKey, u8>,
     exempt_netns: HashMap<MapData, u64, u8>,
     exempt_sources: HashMap<MapData, Addr, u8>,
     masquerade_addresses: LpmTrie<MapData, MasqueradeSubnet, Addr>,
@@ -193,6 +195,7 @@ impl Maps {
             local_sources: object.take_map("local_sources")?,
             local_links: object.take_map("local_links")?,
             bridge_ports: object.take_map("bridge_ports")?,
+            vlans: object.take_map("vlans")?,
             exempt_netns: object.take_map("exempt_netns")?,
             exempt_sources: object.take_map("exempt_sources")?,
             masquerade_addresses: object.take_map("masquerade_addresses")?,
@@ -328,6 +331,7 @@ impl Maps {
             MapEntry::DsrEndpoint(key, node) => self.dsr_endpoints.insert(key, node, 0),
             MapEntry::DsrNode(address) => self.dsr_nodes.insert(address, IN_SET, 0),
             MapEntry::BridgePort(index, bridge) => self.bridge_ports.insert(index, bridge, 0),
+            MapEntry::Vlan(vlan) => self.vlans.insert(vlan, IN_SET, 0),
             MapEntry::ExemptNetns(cookie) => self.exempt_netns.insert(cookie.0, IN_SET, 0),
             MapEntry::ExemptSource(address) => self.exempt_sources.insert(address, IN_SET, 0),
         };
@@ -385,6 +389,7 @@ impl Maps {
             MapEntry::DsrEndpoint(key, _) => self.dsr_endpoints.remove(key),
             MapEntry::DsrNode(address) => self.dsr_nodes.remove(address),
             MapEntry::BridgePort(index, _) => self.bridge_ports.remove(index),
+            MapEntry::Vlan(vlan) => self.vlans.remove(vlan),
             MapEntry::ExemptNetns(cookie) => self.exempt_netns.remove(&cookie.0),
             MapEntry::ExemptSource(address) => self.exempt_sources.remove(address),
         };

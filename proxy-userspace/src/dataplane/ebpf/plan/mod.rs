@@ -76,6 +76,7 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
             LinkPath::Programs | LinkPath::Direct { .. } => planner.translate_on_links(),
             LinkPath::Netfilter { .. } => planner.leave_links_to_netfilter(),
         }
+        planner.vlans();
         planner.tunnel();
         planner.xdp();
         planner.direct_path();

@@ -7,7 +7,7 @@ use proxy_common::{
     Addr,
     layout::{
         DsrKey, Endpoint, EndpointKey, EndpointValue, HardwareAddress, MemberKey, ServiceKey, ServiceValue,
-        XdpLinkValue,
+        VlanKey, XdpLinkValue,
     },
     maglev::TableSize,
     prefilter::PrefilterItem,
@@ -41,6 +41,7 @@ pub struct State {
     pub(crate) local_sources: BTreeSet<Prefix>,
     pub(crate) local_links: BTreeSet<u32>,
     pub(crate) bridge_ports: BTreeMap<u32, HardwareAddress>,
+    pub(crate) vlans: BTreeSet<VlanKey>,
     /// How local clients are recognized: [`proxy_common::layout::LocalDetection`], as in the map.
     pub(crate) local_detection: u32,
     pub(crate) exempt_netns: BTreeSet<NetnsCookie>,
@@ -176,6 +177,7 @@ impl State {
             MapEntry::DsrEndpoint(key, node) => drop(self.dsr_endpoints.insert(key, node)),
             MapEntry::DsrNode(address) => drop(self.dsr_nodes.insert(address)),
             MapEntry::BridgePort(index, bridge) => drop(self.bridge_ports.insert(index, bridge)),
+            MapEntry::Vlan(vlan) => drop(self.vlans.insert(vlan)),
             MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.insert(cookie)),
             MapEntry::ExemptSource(address) => drop(self.exempt_sources.insert(address)),
         }
@@ -200,6 +202,7 @@ impl State {
             MapEntry::DsrEndpoint(key, _) => drop(self.dsr_endpoints.remove(key)),
             MapEntry::DsrNode(address) => drop(self.dsr_nodes.remove(address)),
             MapEntry::BridgePort(index, _) => drop(self.bridge_ports.remove(index)),
+            MapEntry::Vlan(vlan) => drop(self.vlans.remove(vlan)),
             MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.remove(cookie)),
             MapEntry::ExemptSource(address) => drop(self.exempt_sources.remove(address)),
         }
@@ -228,6 +231,7 @@ impl State {
                 return self.dsr_endpoints.get(key).map(|node| MapEntry::DsrEndpoint(*key, *node));
             }
             MapEntry::DsrNode(address) => self.dsr_nodes.contains(address),
+            MapEntry::Vlan(vlan) => self.vlans.contains(vlan),
             MapEntry::Member(key) => self.members.contains(key),
             MapEntry::SourceRange(range) => self.ranges.contains(range),
             MapEntry::NodeAddress(address) => self.node_addresses.contains(address),

@@ -6,7 +6,7 @@ use proxy_common::{
     Addr,
     layout::{
         DsrKey, Endpoint, EndpointKey, EndpointValue, HardwareAddress, LocalDetection, Masquerading,
-        MemberKey, NewFlows, ServiceKey, ServiceValue, SocketScope, XdpLinkValue,
+        MemberKey, NewFlows, ServiceKey, ServiceValue, SocketScope, VlanKey, XdpLinkValue,
     },
     prefilter::PrefilterItem,
 };
@@ -51,6 +51,8 @@ pub enum MapEntry {
     /// The link with this index is a port of a bridge. Packets that arrive there are for the node
     /// itself if they are for the bridge.
     BridgePort(u32, HardwareAddress),
+    /// The link of this VLAN has programs, and translates its packets.
+    Vlan(VlanKey),
     /// The socket programs leave this network namespace alone, with
     /// [`SocketScope::NotExempt`](proxy_common::layout::SocketScope).
     ExemptNetns(NetnsCookie),
@@ -76,6 +78,7 @@ impl MapEntry {
             Self::DsrEndpoint(..) => "dsr_endpoints",
             Self::DsrNode(_) => "dsr_nodes",
             Self::BridgePort(..) => "bridge_ports",
+            Self::Vlan(_) => "vlans",
             Self::ExemptNetns(_) => "exempt_netns",
             Self::ExemptSource(_) => "exempt_sources",
         }
@@ -97,6 +100,7 @@ impl MapEntry {
             | Self::XdpLink(..)
             | Self::DsrNode(_)
             | Self::BridgePort(..)
+            | Self::Vlan(_)
             | Self::ExemptNetns(_)
             | Self::ExemptSource(_) => None,
         }

@@ -9,7 +9,8 @@ use ipnet::IpNet;
 use proxy_common::{
     Addr,
     layout::{
-        self, Endpoint, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, XdpLinkValue, flags,
+        self, Endpoint, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, VlanKey, XdpLinkValue,
+        flags,
     },
     maglev::TableSize,
 };
@@ -25,7 +26,7 @@ use crate::{
     model::{
         Balance, ClientLocation, Forwarding, Frontend, FrontendKind, IpFamily, LocalTrafficDetector,
         NoEndpointVerdict, NodeView, Protocol, ResolvedEndpoint, ResolvedPort, SocketScope, TrafficPolicy,
-        TunnelView, XdpLink,
+        TunnelView, Vlan, XdpLink,
     },
     net::NetnsCookie,
 };
@@ -340,6 +341,12 @@ pub(crate) fn depends_on_source(port: &ResolvedPort, family: IpFamily) -> bool {
 fn has_ranges(port: &ResolvedPort, family: IpFamily) -> bool {
     let holds_all = |range: &IpNet| range.prefix_len() == 0 && IpFamily::of(range.addr()) == family;
     !port.source_ranges.is_empty() && !port.source_ranges.iter().any(holds_all)
+}
+
+/// Returns the key of a VLAN whose link has programs.
+pub(crate) const fn vlan(vlan: &Vlan) -> VlanKey {
+    let Vlan { link, id, protocol } = *vlan;
+    VlanKey { link, id, protocol }
 }
 
 #[cfg(test)]

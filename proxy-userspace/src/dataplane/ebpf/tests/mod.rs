@@ -186,6 +186,7 @@ proptest! {
         let bridge_ports = after.node.bridge_ports.iter();
         let bridge_ports = bridge_ports.map(|(index, address)| (*index, HardwareAddress::new(address.0)));
         prop_assert_eq!(&state.bridge_ports, &bridge_ports.collect::<BTreeMap<_, _>>());
+        prop_assert_eq!(&state.vlans, &after.node.vlans.iter().map(translate::vlan).collect());
     }
 
     #[test]
@@ -511,7 +512,7 @@ proptest! {
         apply(&mut state, &removal);
         prop_assert!(state.services_in_use().is_empty() && state.node_addresses.is_empty());
         prop_assert!(state.local_sources.is_empty() && state.local_links.is_empty());
-        prop_assert!(state.bridge_ports.is_empty());
+        prop_assert!(state.bridge_ports.is_empty() && state.vlans.is_empty());
         prop_assert!(state.links.is_empty());
         prop_assert_eq!(state.digest, State::default().digest);
     }
