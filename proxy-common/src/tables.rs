@@ -60,6 +60,8 @@ pub trait Tables {
     fn remove_dsr_return(&self, key: &FlowKey);
     /// Returns true for the address of a node whose packets of the tunnel are taken.
     fn is_dsr_node(&self, address: &Addr) -> bool;
+    /// Returns true for any address of such a node.
+    fn is_of_dsr_node(&self, address: &Addr) -> bool;
     /// Returns the facts about the node.
     fn node(&self) -> Option<NodeValue>;
 

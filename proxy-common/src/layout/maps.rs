@@ -39,7 +39,7 @@ macro_rules! for_each_map {
             DSR_ENDPOINTS "dsr_endpoints" HashMap<DsrKey, Addr> Config
                 fixed 131072; // Endpoints on other nodes of Services with direct server return.
             DSR_NODES "dsr_nodes" HashMap<Addr, u8> Config
-                fixed 16384; // Nodes that send packets through the tunnel, by address.
+                fixed 65536; // Addresses of nodes that send packets through the tunnel.
             NODE "node" Array<u32, NodeValue> Config fixed 1;
             AFFINITY "affinity" LruHashMap<AffinityKey, AffinityValue> State
                 size affinity = 65536 "affinity"; // Clients of Services with affinity.

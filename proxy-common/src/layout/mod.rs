@@ -9,7 +9,7 @@ use crate::{Addr, Protocol};
 
 /// The version of the layout. Every change of a key or value raises it. A process that finds pinned
 /// maps of another version builds its own maps next to them.
-pub const LAYOUT_VERSION: u32 = 17;
+pub const LAYOUT_VERSION: u32 = 18;
 
 /// The identifier of the virtual network (VNI) of the tunnel to other nodes.
 pub const TUNNEL_NETWORK: u32 = 0x7368;
@@ -98,6 +98,16 @@ impl HardwareAddress {
     pub const fn new(bytes: [u8; 6]) -> Self {
         Self { bytes, zero: [0; 2] }
     }
+}
+
+/// Value of `dsr_nodes`: what an address is to a node that announces the tunnel.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DsrAddress {
+    /// Packets of the tunnel go to it, and come from it.
+    End = 1,
+    /// It is another address of the node.
+    Other = 2,
 }
 
 map_type! {

@@ -45,8 +45,10 @@ pub struct ConfigMaps {
     pub xdp_links: BTreeMap<u32, XdpLinkValue>,
     /// `dsr_endpoints`.
     pub dsr_endpoints: BTreeMap<DsrKey, Addr>,
-    /// `dsr_nodes`.
+    /// `dsr_nodes`: the addresses where packets of the tunnel come from.
     pub dsr_nodes: BTreeSet<Addr>,
+    /// `dsr_nodes`: other addresses of these nodes.
+    pub dsr_others: BTreeSet<Addr>,
     /// `node`.
     pub node: NodeValue,
 }
@@ -69,6 +71,7 @@ impl Default for ConfigMaps {
             xdp_links: BTreeMap::new(),
             dsr_endpoints: BTreeMap::new(),
             dsr_nodes: BTreeSet::new(),
+            dsr_others: BTreeSet::new(),
             node: NodeValue {
                 netns: NodeValue::NETNS_UNKNOWN,
                 layout: LAYOUT_VERSION,

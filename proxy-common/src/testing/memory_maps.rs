@@ -191,6 +191,10 @@ impl Tables for MemoryMaps {
         self.config.dsr_nodes.contains(address)
     }
 
+    fn is_of_dsr_node(&self, address: &Addr) -> bool {
+        self.is_dsr_node(address) || self.config.dsr_others.contains(address)
+    }
+
     fn node(&self) -> Option<NodeValue> {
         Some(self.config.node)
     }

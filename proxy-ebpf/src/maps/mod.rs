@@ -2,6 +2,7 @@
 //! into a map.
 #![expect(unsafe_code, reason = "only the verifier checks the pointers to map values")]
 
+mod links;
 mod records;
 mod sockets;
 
@@ -18,11 +19,11 @@ use proxy_common::{
     flow::PortUse,
     for_each_map,
     layout::{
-        AffinityKey, AffinityValue, Connection, Counter, DirectFlow, DirectKey, DirectWatch, DsrKey,
-        Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress,
-        MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, Program, ProgramError, ProgramErrors,
-        ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer, SocketScope, SourceRange,
-        UdpSocket, VlanKey, XdpLinkValue, flow_state, service_slot,
+        AffinityKey, AffinityValue, Connection, Counter, DirectFlow, DirectKey, DirectWatch, DsrAddress,
+        DsrKey, Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue,
+        HardwareAddress, MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, Program,
+        ProgramError, ProgramErrors, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer,
+        SocketScope, SourceRange, UdpSocket, VlanKey, XdpLinkValue, flow_state, service_slot,
     },
     link::direct::DirectProgress,
     packet::TcpFlags,
@@ -30,7 +31,9 @@ use proxy_common::{
     tables::Tables,
 };
 
+use self::links::dsr_address;
 pub use self::{
+    links::{bridge_of, is_vlan},
     records::{begin_capture, captures_packets, end_capture, write_event},
     sockets::*,
 };
@@ -239,7 +242,12 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn is_dsr_node(&self, address: &Addr) -> bool {
-        DSR_NODES.get_ptr(address).is_some()
+        dsr_address(address) == DsrAddress::End as u32
+    }
+
+    #[inline(always)]
+    fn is_of_dsr_node(&self, address: &Addr) -> bool {
+        dsr_address(address) != 0
     }
 
     #[inline(always)]
@@ -486,22 +494,6 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     fn random(&self) -> u32 {
         ctx::random()
     }
-}
-
-/// Returns the hardware address of the bridge, if a link is a port of one.
-#[inline(always)]
-pub fn bridge_of(link: u32) -> Option<[u8; 6]> {
-    BRIDGE_PORTS.get_ptr(&link).map(|address| {
-        // SAFETY: the pointer is valid until the program ends. If userspace writes it at the same
-        // time, one packet may be taken for one of another host.
-        unsafe { (*address).bytes }
-    })
-}
-
-/// Returns true if the link of a VLAN has programs of its own.
-#[inline(always)]
-pub fn is_vlan(vlan: &VlanKey) -> bool {
-    VLANS.get_ptr(vlan).is_some()
 }
 
 /// Returns the network namespace cookie of the node. If userspace does not know it, that of the

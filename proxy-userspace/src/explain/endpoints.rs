@@ -162,7 +162,11 @@ impl Connection<'_> {
         let is_on_links = self.seen.rules == Some(Mode::Ebpf) && !self.seen.is_socket();
         let node = &self.situation.model.snapshot().node;
         let sends = sends_through_tunnel(self.owner.port, self.owner.kind, node, self.family);
-        is_on_links && node.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_up) && sends && !self.is_inside()
+        let is_of_node =
+            |address| node.tunnel.as_ref().is_some_and(|tunnel| tunnel.addresses_of_nodes.contains(address));
+        let may_come_back = self.whereabouts.address.as_ref().is_some_and(is_of_node);
+        let is_up = node.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_up);
+        is_on_links && is_up && sends && !self.is_inside() && !may_come_back
     }
 
     fn choice(

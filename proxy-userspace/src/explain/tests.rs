@@ -3,8 +3,8 @@
 use super::*;
 use crate::{
     model::{
-        Balance, Delta, EndpointSlice, Forwarding, ModelSettings, Node, PodPlace, Service, ServicePort,
-        ServiceType, SessionAffinity, TrafficPolicy, WatchEvent,
+        Balance, Delta, DsrAnnouncement, EndpointSlice, Forwarding, ModelSettings, Node, PodPlace, Service,
+        ServicePort, ServiceType, SessionAffinity, TrafficPolicy, WatchEvent,
         testing::{THIS_NODE, cidrs, endpoint, facts, ip, link, node, port_number, service, settings, slice},
     },
     net::TUNNEL_LINK,
@@ -140,16 +140,20 @@ fn endpoints_behind_the_tunnel_see_the_client() {
     let settings = ModelSettings { cluster_cidrs: cidrs(&["10.244.0.0/16"]), ..settings() };
     model.set_settings(ModelSettings { dsr_port: Some(port_number(4_790)), ..settings });
     for (name, address) in [(THIS_NODE, "192.0.2.11:4790"), ("n2", "192.0.2.12:4790")] {
-        let dsr_addresses = vec![address.parse().expect("an address")];
-        model.apply(WatchEvent::Nodes(Delta::Apply(Node { dsr_addresses, ..node(name) })));
+        let addresses = vec![address.parse().expect("an address")];
+        let dsr = DsrAnnouncement { addresses, ..DsrAnnouncement::default() };
+        model.apply(WatchEvent::Nodes(Delta::Apply(Node { dsr, ..node(name) })));
     }
     model.resolve();
-    let ask = |mode| ask(&model, mode, Client::Address(ip(OUTSIDE)), "192.0.2.11:30080");
-    let sources = |mode| chosen(&ask(mode)).into_iter().map(|(_, source)| source).collect::<Vec<_>>();
-    assert_eq!(sources(Mode::Ebpf), [Some(Source::Node), Some(Source::Client)]);
-    assert_eq!(sources(Mode::Nftables), [Some(Source::Node), Some(Source::Node)]);
-    let masquerade = ask(Mode::Ebpf).masquerade.expect("translated");
+    let ask = |mode, client| ask(&model, mode, Client::Address(ip(client)), "192.0.2.11:30080");
+    let sources =
+        |mode, client| chosen(&ask(mode, client)).into_iter().map(|(_, source)| source).collect::<Vec<_>>();
+    assert_eq!(sources(Mode::Ebpf, OUTSIDE), [Some(Source::Node), Some(Source::Client)]);
+    assert_eq!(sources(Mode::Nftables, OUTSIDE), [Some(Source::Node), Some(Source::Node)]);
+    let masquerade = ask(Mode::Ebpf, OUTSIDE).masquerade.expect("translated");
     assert!(masquerade.applies && masquerade.reason.contains("through the tunnel"), "{masquerade:?}");
+    let of_node = sources(Mode::Ebpf, "192.0.2.12");
+    assert_eq!(of_node, [Some(Source::Node), Some(Source::Node)], "a node would drop its own packets");
 }
 
 #[test]

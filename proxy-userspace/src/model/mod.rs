@@ -43,7 +43,7 @@ pub use settings::*;
 pub use sloppy::{parse_cidr_sloppy, parse_ip_sloppy};
 pub use snapshot::*;
 pub use state::{Applied, Model, TriggerTime};
-pub use tunnel::{TunnelView, is_tunnel_address};
+pub use tunnel::{TunnelView, is_address_of_node, is_tunnel_address};
 
 pub use crate::net::{
     Device, DirectScope, IpFamily, Link, LinkAddress, LinkHeader, LinkPath, MacAddress, NodeFacts, PortRange,

@@ -330,9 +330,33 @@ pub struct Node {
     /// The Node has the taint `ToBeDeletedByClusterAutoscaler` or a deletion timestamp. `/healthz`
     /// returns 503.
     pub being_deleted: bool,
-    /// Annotation `shunt.dev/dsr`: where the node takes packets of the tunnel for direct server
-    /// return, at most one address of each family. Empty if it takes none.
-    pub dsr_addresses: Vec<SocketAddr>,
+    /// Annotation `shunt.dev/dsr`: what the node announces for direct server return.
+    pub dsr: DsrAnnouncement,
+}
+
+/// What a node announces to the others for direct server return. As text, it is the value of an
+/// annotation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DsrAnnouncement {
+    /// Where the node takes packets of the tunnel, and where those that it sends come from: at most
+    /// one address of each family. Empty if it takes none.
+    pub addresses: Vec<SocketAddr>,
+    /// The other addresses of the node, at most [`Self::MAX_OTHERS`]. If one of them is a client,
+    /// its packets do not go through the tunnel.
+    pub others: BTreeSet<IpAddr>,
+}
+
+impl DsrAnnouncement {
+    /// The largest number of other addresses. The annotation is seen by all nodes.
+    pub const MAX_OTHERS: usize = 32;
+}
+
+impl fmt::Display for DsrAnnouncement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addresses = self.addresses.iter().map(ToString::to_string);
+        let texts: Vec<_> = addresses.chain(self.others.iter().map(ToString::to_string)).collect();
+        f.write_str(&texts.join(","))
+    }
 }
 
 impl Node {

@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    Delta, Forwarding, IpFamily, LinkPath, ModelSettings, NamespacedName, Node, NodeFacts, ResolvedEndpoint,
-    ResolvedPort, TrafficPolicy, endpoint_slice_cache::EndpointInfo,
+    Delta, DsrAnnouncement, Forwarding, IpFamily, LinkAddress, LinkPath, ModelSettings, NamespacedName, Node,
+    NodeFacts, ResolvedEndpoint, ResolvedPort, TrafficPolicy, endpoint_slice_cache::EndpointInfo,
 };
 use crate::net::{Link, SourceAddress, TUNNEL_LINK};
 
@@ -27,8 +27,11 @@ pub struct TunnelView {
     pub returns: bool,
     /// The addresses of the nodes whose packets are taken.
     pub nodes: BTreeSet<IpAddr>,
-    /// Where this node takes packets, at most one address of each family.
-    pub addresses: Vec<SocketAddr>,
+    /// All addresses of these nodes. What comes from them does not go through the tunnel: a node
+    /// would get its own packets back, and drop them.
+    pub addresses_of_nodes: BTreeSet<IpAddr>,
+    /// What this node announces.
+    pub announcement: DsrAnnouncement,
 }
 
 /// The links of a node carry so many bytes if the kernel does not say (RFC 894).
@@ -52,13 +55,29 @@ impl TunnelView {
             mtu: mtu(facts, primary),
             returns: settings.dsr_returns,
             nodes: nodes.with_port(port),
-            addresses: primary
-                .values()
-                .filter(|address| is_tunnel_address(**address))
-                .map(|address| SocketAddr::new(*address, port))
-                .collect(),
+            addresses_of_nodes: nodes.addresses_with_port(port),
+            announcement: announcement(facts, primary, port),
         })
     }
+}
+
+/// Returns what this node announces. Of its other addresses, those with a subnet come first if
+/// there are too many: the others are often those of VIPs and pods.
+fn announcement(facts: &NodeFacts, primary: &BTreeMap<IpFamily, IpAddr>, port: u16) -> DsrAnnouncement {
+    let ends = primary.values().filter(|address| is_tunnel_address(**address));
+    let addresses: Vec<_> = ends.map(|address| SocketAddr::new(*address, port)).collect();
+    let is_host_route = |entry: &LinkAddress| entry.prefix_len >= IpFamily::of(entry.address).bits();
+    let is_end = |address: &IpAddr| primary.values().any(|primary| primary == address);
+    let of_node = facts.addresses.iter().filter(|entry| is_address_of_node(entry.address));
+    let others = of_node.filter(|entry| !addresses.is_empty() && !is_end(&entry.address));
+    let sorted: BTreeSet<_> = others.map(|entry| (is_host_route(entry), entry.address)).collect();
+    let mut others = BTreeSet::new();
+    for (_, address) in sorted {
+        if others.len() < DsrAnnouncement::MAX_OTHERS {
+            others.insert(address);
+        }
+    }
+    DsrAnnouncement { addresses, others }
 }
 
 /// Returns the bytes of the longest packet that leaves this node in one piece: the MTU of the links
@@ -86,12 +105,18 @@ pub fn is_tunnel_address(address: IpAddr) -> bool {
     !(is_only_on_link || address.is_unspecified() || address.is_loopback() || address.is_multicast())
 }
 
+/// Returns true for an address that is of one node only, as far as the address says.
+pub fn is_address_of_node(address: IpAddr) -> bool {
+    let is_only_on_link = matches!(address, IpAddr::V4(address) if address.is_link_local());
+    is_tunnel_address(address) && !is_only_on_link
+}
+
 /// The other nodes that take packets of the tunnel, and the addresses that this node has announced
 /// to them.
 #[derive(Debug, Default)]
 pub(super) struct OtherNodes {
-    /// Where each node takes them.
-    addresses: BTreeMap<Box<str>, Vec<SocketAddr>>,
+    /// What each node announces.
+    nodes: BTreeMap<Box<str>, DsrAnnouncement>,
     /// What the Node of this node announces. Other nodes drop packets that come from elsewhere.
     /// `None` until there is such an object: manifests may have none.
     announced: Option<Vec<SocketAddr>>,
@@ -103,12 +128,12 @@ impl OtherNodes {
     pub(super) fn apply(&mut self, delta: &Delta<Node>, this: &str) -> bool {
         match delta {
             Delta::Apply(node) => self.set(node, this),
-            Delta::Delete(NamespacedName { name, .. }) => self.addresses.remove(&**name).is_some(),
+            Delta::Delete(NamespacedName { name, .. }) => self.nodes.remove(&**name).is_some(),
             Delta::Replace(nodes) => {
                 let listed: BTreeSet<&str> = nodes.iter().map(|node| &*node.name).collect();
-                let before = self.addresses.len();
-                self.addresses.retain(|name, _| listed.contains(&**name));
-                let is_removed = self.addresses.len() != before;
+                let before = self.nodes.len();
+                self.nodes.retain(|name, _| listed.contains(&**name));
+                let is_removed = self.nodes.len() != before;
                 if !listed.contains(this) {
                     self.announced = None;
                 }
@@ -119,28 +144,34 @@ impl OtherNodes {
 
     fn set(&mut self, node: &Node, this: &str) -> bool {
         if &*node.name == this {
-            let differs = self.announced.as_ref() != Some(&node.dsr_addresses);
-            self.announced = Some(node.dsr_addresses.clone());
-            return self.addresses.remove(this).is_some() || differs;
+            let differs = self.announced.as_ref() != Some(&node.dsr.addresses);
+            self.announced = Some(node.dsr.addresses.clone());
+            return self.nodes.remove(this).is_some() || differs;
         }
-        if node.dsr_addresses.is_empty() {
-            return self.addresses.remove(&*node.name).is_some();
+        if node.dsr.addresses.is_empty() {
+            return self.nodes.remove(&*node.name).is_some();
         }
-        let differs = self.addresses.get(&*node.name) != Some(&node.dsr_addresses);
-        self.addresses.insert((*node.name).into(), node.dsr_addresses.clone());
+        let differs = self.nodes.get(&*node.name) != Some(&node.dsr);
+        self.nodes.insert((*node.name).into(), node.dsr.clone());
         differs
     }
 
     /// Returns the addresses of all nodes with this port. Nodes with another port of the tunnel do
     /// not understand this one.
     fn with_port(&self, port: u16) -> BTreeSet<IpAddr> {
-        self.addresses.values().flat_map(|addresses| of_port(addresses, port)).collect()
+        self.nodes.values().flat_map(|node| of_port(&node.addresses, port)).collect()
+    }
+
+    /// Returns all addresses of the nodes with this port.
+    fn addresses_with_port(&self, port: u16) -> BTreeSet<IpAddr> {
+        let nodes = self.nodes.values().filter(|node| of_port(&node.addresses, port).next().is_some());
+        nodes.flat_map(|node| of_port(&node.addresses, port).chain(node.others.iter().copied())).collect()
     }
 
     /// Returns the address of a node with this port to which this node may send, of this family if
     /// it has one.
     fn address(&self, node: &str, port: u16, family: IpFamily) -> Option<IpAddr> {
-        let addresses = self.addresses.get(node)?;
+        let addresses = &self.nodes.get(node)?.addresses;
         let possible = || {
             let families = of_port(addresses, port).map(|address| (IpFamily::of(address), address));
             families.filter(|(family, _)| self.is_known_to_others(*family, port))
@@ -206,8 +237,8 @@ mod tests {
     };
 
     fn dsr_node(name: &str, addresses: &[&str]) -> Node {
-        let dsr_addresses = addresses.iter().map(|address| address.parse().expect("an address")).collect();
-        Node { dsr_addresses, ..node(name) }
+        let addresses = addresses.iter().map(|address| address.parse().expect("an address")).collect();
+        Node { dsr: DsrAnnouncement { addresses, ..DsrAnnouncement::default() }, ..node(name) }
     }
 
     fn web() -> Service {
@@ -258,7 +289,7 @@ mod tests {
         let tunnel = model_with(Some(4_790)).snapshot().node.tunnel.clone().expect("a tunnel");
         assert_eq!((tunnel.link, tunnel.mtu), (9, 1_500));
         assert_eq!(tunnel.nodes, BTreeSet::from([ip("192.168.57.12"), ip("fd57::12")]));
-        assert_eq!(tunnel.addresses, ["192.168.57.11:4790".parse().expect("an address")]);
+        assert_eq!(tunnel.announcement.addresses, ["192.168.57.11:4790".parse().expect("an address")]);
     }
 
     #[test]
@@ -290,6 +321,54 @@ mod tests {
         model.apply(WatchEvent::Nodes(Delta::Apply(dsr_node(THIS_NODE, &["192.168.57.11:4791"]))));
         model.resolve();
         assert_eq!(nodes_of(&model), [], "another port");
+    }
+
+    /// Packets of such clients would come back to their own node with its address as the source.
+    #[test]
+    fn all_addresses_of_nodes_with_the_same_port_are_known() {
+        let others = |texts: &[&str]| texts.iter().map(|text| ip(text)).collect::<BTreeSet<_>>();
+        let with = |node: Node, texts: &[&str]| {
+            let dsr = DsrAnnouncement { others: others(texts), ..node.dsr };
+            Node { dsr, ..node }
+        };
+        let this = dsr_node(THIS_NODE, &["192.168.57.11:4790"]);
+        let other = with(dsr_node("n2", &["192.168.57.12:4790"]), &["10.0.0.12", "fd57::12"]);
+        let another_port = with(dsr_node("n3", &["192.168.57.13:4791"]), &["10.0.0.13"]);
+        let mut model = model(Some(4_790), vec![this, other, another_port]);
+        let tunnel = |model: &Model| model.snapshot().node.tunnel.clone().expect("a tunnel");
+        assert_eq!(tunnel(&model).nodes, others(&["192.168.57.12"]));
+        let known = &["192.168.57.12", "10.0.0.12", "fd57::12"];
+        assert_eq!(tunnel(&model).addresses_of_nodes, others(known));
+        let changed = with(dsr_node("n2", &["192.168.57.12:4790"]), &["10.0.0.14"]);
+        model.apply(WatchEvent::Nodes(Delta::Apply(changed)));
+        assert!(model.resolve().node);
+        assert_eq!(tunnel(&model).addresses_of_nodes, others(&["192.168.57.12", "10.0.0.14"]));
+    }
+
+    #[test]
+    fn a_node_announces_its_other_addresses_but_those_of_loopback_and_of_links() {
+        let primary = BTreeMap::from([(IpFamily::V4, ip("192.0.2.11"))]);
+        let announced = |addresses: &[(&str, &str)]| announcement(&facts(addresses), &primary, 4_790);
+        let some = announced(&[
+            ("lo", "127.0.0.1/8"),
+            ("lo", "::1/128"),
+            ("lo", "192.0.2.100/32"),
+            ("eth0", "192.0.2.11/24"),
+            ("eth0", "192.0.2.12/24"),
+            ("eth0", "fd57::11/64"),
+            ("eth1", "10.0.0.11/8"),
+            ("nodelocaldns", "169.254.20.10/32"),
+        ]);
+        assert_eq!(some.to_string(), "192.0.2.11:4790,10.0.0.11,192.0.2.12,192.0.2.100,fd57::11");
+        let many: Vec<_> = (1..=40).map(|last| format!("10.0.0.{last}/32")).collect();
+        let mut many: Vec<_> = many.iter().map(|address| ("eth0", address.as_str())).collect();
+        many.push(("eth1", "10.0.1.1/24"));
+        let many = announced(&many);
+        assert_eq!(many.others.len(), DsrAnnouncement::MAX_OTHERS);
+        assert!(many.others.contains(&ip("10.0.1.1")));
+        assert!(many.to_string().len() < 600);
+        let nobody = announcement(&facts(&[("eth0", "192.0.2.11/24")]), &BTreeMap::new(), 4_790);
+        assert_eq!(nobody, DsrAnnouncement::default(), "the node takes no packets");
     }
 
     #[test]

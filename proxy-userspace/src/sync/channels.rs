@@ -1,6 +1,6 @@
 //! What the sync loop receives, and where it reports to.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -8,7 +8,7 @@ use super::{Request, SyncSettings};
 use crate::{
     health::{HealthChecks, ProxyHealth, Status},
     metrics::Metrics,
-    model::{NodeFacts, WatchEvent},
+    model::{DsrAnnouncement, NodeFacts, WatchEvent},
     node::NodeEvents,
 };
 
@@ -41,7 +41,7 @@ pub struct Outputs {
     pub health_checks: watch::Sender<HealthChecks>,
     /// What [`announce_dsr`](crate::watch::announce_dsr) must write about this node. `None` if the
     /// Node has it already, or if nobody knows yet.
-    pub dsr_announcement: watch::Sender<Option<Vec<SocketAddr>>>,
+    pub dsr_announcement: watch::Sender<Option<DsrAnnouncement>>,
 }
 
 impl Outputs {

@@ -1,9 +1,6 @@
 //! Reports of a sync: metrics, health and the log.
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
@@ -12,7 +9,7 @@ use crate::{
     dataplane::FailureScope,
     health::{HealthChecks, ListenOn, NodeObject},
     metrics::SyncExtent,
-    model::{Dirty, IpFamily, NodeView, TriggerTime, UnixNanos},
+    model::{Dirty, DsrAnnouncement, IpFamily, NodeView, TriggerTime, UnixNanos},
 };
 
 /// Syncs that follow each other faster are logged at level debug.
@@ -107,12 +104,12 @@ impl SyncLoop {
         });
     }
 
-    /// Returns where this node takes packets of the tunnel, if its Node object says something else.
-    fn dsr_announcement(&self) -> Option<Vec<SocketAddr>> {
-        let announced = &self.model.node()?.dsr_addresses;
+    /// Returns what this node announces for the tunnel, if its Node object says something else.
+    fn dsr_announcement(&self) -> Option<DsrAnnouncement> {
+        let announced = &self.model.node()?.dsr;
         let tunnel = self.model.snapshot().node.tunnel.as_ref().filter(|tunnel| tunnel.is_up);
-        let addresses = tunnel.map_or(&[][..], |tunnel| &tunnel.addresses);
-        (announced != addresses).then(|| addresses.to_vec())
+        let wanted = tunnel.map(|tunnel| tunnel.announcement.clone()).unwrap_or_default();
+        (*announced != wanted).then_some(wanted)
     }
 
     /// Logs a sync with the number of changes it made to the kernel.

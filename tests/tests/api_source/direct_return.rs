@@ -1,10 +1,11 @@
 //! What nodes know about each other for direct server return: all Nodes are watched, and each node
 //! writes the annotation of its own.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use proxy_userspace::{
+    model::DsrAnnouncement,
     net::ProxyVariables,
     watch::{ApiSource, announce_dsr, ignore_api_requests, kube_client},
 };
@@ -18,6 +19,7 @@ use crate::scene::{DEADLINE, Scene, node, objects, patient, server_with};
 /// The manifests of the rights: the first object is the role.
 const RIGHTS: &str = include_str!("../../../deploy/components/dsr/rbac.yaml");
 const ADDRESSES: &str = "192.0.2.11:4790,[2001:db8::11]:4790";
+const OTHERS: &str = "10.0.0.11,fd57::11";
 
 fn announcing(name: &str, value: &str) -> Value {
     let mut node = node(name);
@@ -28,7 +30,7 @@ fn announcing(name: &str, value: &str) -> Value {
 /// Returns where a Node takes packets of the tunnel, as the source sent it.
 fn known(scene: &Scene, name: &str) -> Option<Vec<String>> {
     let node = scene.nodes.values().find(|node| *node.name == *name)?;
-    Some(node.dsr_addresses.iter().map(ToString::to_string).collect())
+    Some(node.dsr.addresses.iter().map(ToString::to_string).collect())
 }
 
 #[tokio::test]
@@ -56,7 +58,7 @@ async fn all_nodes_are_watched_if_the_source_shall_know_them() -> Result<()> {
 /// A server with the Node node1, which a task announces.
 struct Announcing {
     server: ApiServer,
-    wanted: watch::Sender<Option<Vec<SocketAddr>>>,
+    wanted: watch::Sender<Option<DsrAnnouncement>>,
     task: JoinHandle<()>,
 }
 
@@ -74,8 +76,14 @@ impl Announcing {
     }
 
     fn want(&self, addresses: &str) -> Result<()> {
-        let addresses = addresses.split(',').filter(|address| !address.is_empty()).map(str::parse);
-        self.wanted.send_replace(Some(addresses.collect::<Result<_, _>>()?));
+        let mut announcement = DsrAnnouncement::default();
+        for address in addresses.split(',').filter(|address| !address.is_empty()) {
+            match address.parse() {
+                Ok(end) => announcement.addresses.push(end),
+                Err(_) => drop(announcement.others.insert(address.parse()?)),
+            }
+        }
+        self.wanted.send_replace(Some(announcement));
         Ok(())
     }
 
@@ -105,9 +113,12 @@ async fn a_node_announces_itself_and_takes_that_back() -> Result<()> {
     scene.has(&json!({"others.example/a": "1", "shunt.dev/dsr": ADDRESSES})).await?;
     scene.want("192.0.2.11:4791")?;
     scene.has(&json!({"others.example/a": "1", "shunt.dev/dsr": "192.0.2.11:4791"})).await?;
+    let with_others = format!("{ADDRESSES},{OTHERS}");
+    scene.want(&with_others)?;
+    scene.has(&json!({"others.example/a": "1", "shunt.dev/dsr": with_others})).await?;
     scene.want("")?;
     scene.has(&json!({"others.example/a": "1"})).await?;
-    assert_eq!(scene.patches(), 3);
+    assert_eq!(scene.patches(), 4);
     drop(scene.wanted);
     timeout(DEADLINE, scene.task).await.context("the task goes on")??;
     Ok(())

@@ -1,9 +1,10 @@
 //! Several addresses of the API server, of which one is reachable but does not serve.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use proxy_userspace::{
+    model::DsrAnnouncement,
     net::ProxyVariables,
     watch::{ApiSource, Timing, WatchStatus, announce_dsr, ignore_api_requests, kube_client},
 };
@@ -112,8 +113,9 @@ async fn watches_of_an_address_that_is_left_go_on() -> Result<()> {
         scene.synced().await?;
         let used = tls.iter().position(|tls| tls.connections() > 0).context("a connection")?;
         servers[used].inject_fault(None, Some(Verb::Patch), Fault::Unavailable, usize::MAX);
-        let addresses: Vec<SocketAddr> = vec!["192.0.2.11:4790".parse()?];
-        let (wanted, receiver) = watch::channel(Some(addresses));
+        let addresses = vec!["192.0.2.11:4790".parse()?];
+        let announcement = DsrAnnouncement { addresses, ..DsrAnnouncement::default() };
+        let (wanted, receiver) = watch::channel(Some(announcement));
         let announcing = tokio::spawn(async move { announce_dsr(&client, "node1", quick(), receiver).await });
         let patched = async {
             while !servers[1 - used].requests().iter().any(|request| request.verb == Verb::Patch) {

@@ -20,10 +20,10 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectWatch, DsrKey, EndpointKey,
-        EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MaglevPage, MasqueradeSubnet,
-        MemberKey, NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue,
-        SourceRange, XdpLinkValue,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectWatch, DsrAddress, DsrKey,
+        EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MaglevPage,
+        MasqueradeSubnet, MemberKey, NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts,
+        ServiceKey, ServiceValue, SourceRange, XdpLinkValue,
     },
     link::Outcome,
     prefilter::{PrefilterItem, PrefilterTable, sized::SizedPrefilter},
@@ -320,7 +320,9 @@ impl FrameRunner for Kernel {
         fill(&mut self.direct_links, &members(&config.direct_links));
         fill(&mut self.xdp_links, &config.xdp_links);
         fill(&mut self.dsr_endpoints, &config.dsr_endpoints);
-        fill(&mut self.dsr_nodes, &members(&config.dsr_nodes));
+        let others = config.dsr_others.iter().map(|address| (*address, DsrAddress::Other as u8));
+        let ends = config.dsr_nodes.iter().map(|address| (*address, DsrAddress::End as u8));
+        fill(&mut self.dsr_nodes, &others.chain(ends).collect());
         let ranges = config.source_ranges.iter().map(|(service, addr, length)| {
             (SourceRange::SERVICE_BITS + length, SourceRange { service: *service, addr: *addr }, *service)
         });

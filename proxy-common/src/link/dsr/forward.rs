@@ -112,7 +112,7 @@ fn is_of_service<T: Tables>(tables: &T, protocol: Protocol, reply: &Tuple) -> bo
 /// do not.
 #[inline(always)]
 fn may_be_client(tables: &impl Tables, address: &Addr) -> bool {
-    !tables.is_local_source(*address) && !tables.is_node_address(address) && !tables.is_dsr_node(address)
+    !tables.is_local_source(*address) && !tables.is_node_address(address) && !tables.is_of_dsr_node(address)
 }
 
 /// Limits the segments of the client by what fits into the tunnel to the endpoint's node.

@@ -86,7 +86,7 @@ pub(super) fn state<F: Frame>(tables: &impl Tables, service: &ServiceValue, is_l
 /// it. A process of such a node would get its own packets back, and drop them.
 #[inline(never)]
 pub(super) fn take<T: Tables>(tables: &T, flow: &mut Flow) {
-    let is_of_node = tables.is_dsr_node(&flow.source.addr);
+    let is_of_node = tables.is_of_dsr_node(&flow.source.addr);
     match node_of(tables, flow) {
         Some(node) if !is_of_node => {
             flow.source = Endpoint::new(node, 0);

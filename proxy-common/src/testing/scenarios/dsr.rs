@@ -138,6 +138,11 @@ fn process_of_a_node_with_the_tunnel_is_masqueraded(node: &mut TestNode<'_>) {
         node.ingress(&fixture.first).becomes(&translated).is_marked(node.config.node.masquerade_mark);
         node.config.dsr_nodes.clear();
         node.set_state(&crate::testing::StateMaps::default());
+        node.config.dsr_others.insert(node.ip.client.into());
+        node.write_maps();
+        node.ingress(&fixture.first).becomes(&translated).is_marked(node.config.node.masquerade_mark);
+        node.config.dsr_others.clear();
+        node.set_state(&crate::testing::StateMaps::default());
     }
 }
 

@@ -81,14 +81,13 @@ impl HeldMaps {
     /// Returns what differs of the addresses that serve node ports, and of the nodes behind the
     /// tunnel.
     pub(super) fn differences_of_node(&self, state: &State) -> Vec<String> {
-        let sets = [
-            ("node_addresses", &self.node_addresses, &state.node_addresses),
-            ("dsr_nodes", &self.dsr_nodes, &state.dsr_nodes),
-        ];
-        let missing = sets.into_iter().flat_map(|(name, held, wanted)| {
-            wanted.iter().filter_map(move |key| is_missing(held, key, || format!("{name} {}", ip(*key))))
+        let node_ports = state.node_addresses.iter().filter_map(|key| {
+            is_missing(&self.node_addresses, key, || format!("node_addresses {}", ip(*key)))
         });
-        missing.collect()
+        let nodes = state.dsr_nodes.iter().filter_map(|(key, kind)| {
+            differs(&self.dsr_nodes, key, kind, || format!("dsr_nodes {}", ip(*key)))
+        });
+        node_ports.chain(nodes).collect()
     }
 }
 

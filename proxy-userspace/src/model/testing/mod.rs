@@ -12,11 +12,11 @@ pub use strategies::*;
 pub use world::World;
 
 use super::{
-    AddressType, Balance, DetectLocalMode, Device, EndpointSlice, Forwarding, Hints, InterfaceGlobs,
-    IpFamily, Link, LinkAddress, LinkHeader, MacAddress, ModelSettings, Name, NamespacedName, Node,
-    NodeFacts, NodePortAddresses, PodNames, Protocol, ResolvedPort, Service, ServicePort, ServicePortKey,
-    ServicePortName, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, TrafficPolicy, XdpFeatures,
-    XdpPolicy,
+    AddressType, Balance, DetectLocalMode, Device, DsrAnnouncement, EndpointSlice, Forwarding, Hints,
+    InterfaceGlobs, IpFamily, Link, LinkAddress, LinkHeader, MacAddress, ModelSettings, Name, NamespacedName,
+    Node, NodeFacts, NodePortAddresses, PodNames, Protocol, ResolvedPort, Service, ServicePort,
+    ServicePortKey, ServicePortName, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, TrafficPolicy,
+    XdpFeatures, XdpPolicy,
 };
 
 /// The name of this node in [`settings`].
@@ -169,7 +169,7 @@ pub fn node(name: &str) -> Node {
         pod_cidrs: Vec::new(),
         addresses: Vec::new(),
         being_deleted: false,
-        dsr_addresses: Vec::new(),
+        dsr: DsrAnnouncement::default(),
     }
 }
 

@@ -9,11 +9,12 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 use super::{THIS_NODE, World, cidrs, facts, ip, link, node, port_number, valid_name};
 use crate::{
     model::{
-        AddressType, Balance, Delta, DetectLocalMode, Dirty, EndpointSlice, Forwarding, Hints,
-        InterfaceGlobs, Link, LinkAddress, LinkHeader, LinkPath, LoadBalancerIngress, LoadBalancerIpMode,
-        MacAddress, ModelSettings, Name, NamespacedName, Node, NodeAddressType, NodeFacts, NodePortAddresses,
-        PortRange, Protocol, Service, ServicePort, ServiceType, SessionAffinity, SliceEndpoint, SlicePort,
-        Snapshot, SocketScope, SourceAddress, TrafficPolicy, UnixNanos, Vlan, WatchEvent, XdpPolicy,
+        AddressType, Balance, Delta, DetectLocalMode, Dirty, DsrAnnouncement, EndpointSlice, Forwarding,
+        Hints, InterfaceGlobs, Link, LinkAddress, LinkHeader, LinkPath, LoadBalancerIngress,
+        LoadBalancerIpMode, MacAddress, ModelSettings, Name, NamespacedName, Node, NodeAddressType,
+        NodeFacts, NodePortAddresses, PortRange, Protocol, Service, ServicePort, ServiceType,
+        SessionAffinity, SliceEndpoint, SlicePort, Snapshot, SocketScope, SourceAddress, TrafficPolicy,
+        UnixNanos, Vlan, WatchEvent, XdpPolicy,
     },
     net::{DirectScope, NetnsCookie, TUNNEL_LINK},
 };
@@ -289,14 +290,17 @@ pub fn any_node() -> impl Strategy<Value = Node> {
     let dsr_addresses = ["192.168.57.12:4790", "[fd57::12]:4790", "192.168.57.13:4791"];
     let dsr_addresses = dsr_addresses.map(|address| address.parse().expect("an address"));
     let dsr_addresses = proptest::sample::subsequence(dsr_addresses.to_vec(), 0..=2);
+    let others = vec!["192.168.57.13", "10.0.0.12", "fd57::13"].into_iter().map(ip).collect::<Vec<_>>();
+    let dsr = (dsr_addresses, proptest::sample::subsequence(others, 0..=2))
+        .prop_map(|(addresses, others)| DsrAnnouncement { addresses, others: others.into_iter().collect() });
     let place = (option::of(zone()), ranges, vec((address_type, address), 0..4));
-    (node_name(), place, any::<bool>(), dsr_addresses).prop_map(
-        |(name, (zone, ranges, addresses), being_deleted, dsr_addresses)| Node {
+    (node_name(), place, any::<bool>(), dsr).prop_map(
+        |(name, (zone, ranges, addresses), being_deleted, dsr)| Node {
             zone,
             pod_cidrs: cidrs(&ranges),
             addresses,
             being_deleted,
-            dsr_addresses,
+            dsr,
             ..node(&name)
         },
     )

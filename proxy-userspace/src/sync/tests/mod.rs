@@ -16,8 +16,9 @@ use crate::{
         fake::{Call, FakeDataplane},
     },
     model::{
-        Balance, Delta, DetectLocalMode, EndpointSlice, InterfaceGlobs, LinkAddress, ModelSettings, Node,
-        NodePortAddresses, Protocol, Service, ServiceType, TrafficPolicy, UnixNanos, XdpPolicy, testing,
+        Balance, Delta, DetectLocalMode, DsrAnnouncement, EndpointSlice, InterfaceGlobs, LinkAddress,
+        ModelSettings, Node, NodePortAddresses, Protocol, Service, ServiceType, TrafficPolicy, UnixNanos,
+        XdpPolicy, testing,
     },
     node::NodeEvents,
 };
@@ -201,7 +202,7 @@ fn node() -> Node {
         pod_cidrs: Vec::new(),
         addresses,
         being_deleted: false,
-        dsr_addresses: Vec::new(),
+        dsr: DsrAnnouncement::default(),
     }
 }
 

@@ -132,6 +132,7 @@ async fn node_announces_the_tunnel_until_its_object_says_so_and_takes_it_back() 
     assert_eq!(announced(), None, "there is no tunnel, and the Node says none");
 
     let addresses = vec!["192.0.2.1:4790".parse().unwrap()];
+    let alone = DsrAnnouncement { addresses, ..DsrAnnouncement::default() };
     let settings = daemon.settings.borrow().clone();
     let model = ModelSettings { dsr_port: NonZeroU16::new(4_790), ..settings.model.clone() };
     daemon.settings.send_replace(SyncSettings { model, ..settings.clone() });
@@ -139,16 +140,23 @@ async fn node_announces_the_tunnel_until_its_object_says_so_and_takes_it_back() 
     facts.links = vec![testing::link(9, TUNNEL_LINK)];
     daemon.facts.send_replace(Some(facts));
     tokio::time::sleep(2 * MIN_SYNC).await;
-    assert_eq!(announced(), Some(addresses.clone()));
+    assert_eq!(announced(), Some(alone.clone()));
 
-    let own = Node { dsr_addresses: addresses, ..node() };
+    let own = Node { dsr: alone.clone(), ..node() };
     daemon.send(WatchEvent::Nodes(Delta::Apply(own))).await;
     tokio::time::sleep(2 * MIN_SYNC).await;
     assert_eq!(announced(), None, "the Node says so");
 
+    let mut facts = daemon.facts.borrow().clone().unwrap();
+    facts.addresses.extend(testing::facts(&[("eth1", "198.51.100.7/24")]).addresses);
+    daemon.facts.send_replace(Some(facts));
+    tokio::time::sleep(2 * MIN_SYNC).await;
+    let with_another = DsrAnnouncement { others: [testing::ip("198.51.100.7")].into(), ..alone };
+    assert_eq!(announced(), Some(with_another), "the node has another address");
+
     daemon.settings.send_replace(settings);
     tokio::time::sleep(2 * MIN_SYNC).await;
-    assert_eq!(announced(), Some(Vec::new()), "other nodes must not send packets any more");
+    assert_eq!(announced(), Some(DsrAnnouncement::default()), "other nodes must not send packets any more");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,7 @@
 //! Writes the annotation of this Node that says where the node takes packets of the tunnel for
-//! direct server return.
+//! direct server return, and which other addresses it has.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use percent_encoding::utf8_percent_encode;
 use serde::Deserialize;
@@ -16,32 +16,32 @@ use super::{
     request::ESCAPED,
     response,
 };
-use crate::watch::decode::DSR_ANNOTATION;
+use crate::{model::DsrAnnouncement, watch::decode::DSR_ANNOTATION};
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// When the annotation is written again, if the Node is still not seen with it: somebody may have
 /// removed it at the same moment.
 const REPEAT: Duration = Duration::from_mins(5);
 
-/// Addresses at which this node takes packets of the tunnel. None if the Node has what it should
-/// have, or if nobody knows yet. An empty list means that the annotation must be removed.
-type Wanted = watch::Receiver<Option<Vec<SocketAddr>>>;
+/// What this node announces. None if the Node has what it should have, or if nobody knows yet. If
+/// there are no addresses, the annotation must be removed.
+type Wanted = watch::Receiver<Option<DsrAnnouncement>>;
 
-/// Writes the annotation whenever `wanted` has addresses, until all senders are gone. The sender
+/// Writes the annotation whenever `wanted` has a value, until all senders are gone. The sender
 /// compares them with the Node that is watched, and sends `None` if they are equal: so a node that
 /// starts again asks for nothing, and an annotation that somebody changes is written again.
 pub async fn announce_dsr(client: &kube::Client, node_name: &str, timing: Timing, mut wanted: Wanted) {
     let mut backoff = Backoff::new(timing);
     let mut report = Report::default();
     loop {
-        let Some(addresses) = wanted.borrow_and_update().clone() else {
+        let Some(announcement) = wanted.borrow_and_update().clone() else {
             match wanted.changed().await {
                 Ok(()) => continue,
                 Err(_) => return,
             }
         };
-        let written = patch(client, node_name, &addresses).await;
-        report.tried(&addresses, written.as_ref().err());
+        let written = patch(client, node_name, &announcement).await;
+        report.tried(&announcement, written.as_ref().err());
         if written.is_err() {
             if is_gone_within(backoff.pause(), &mut wanted).await {
                 return;
@@ -53,7 +53,7 @@ pub async fn announce_dsr(client: &kube::Client, node_name: &str, timing: Timing
         if is_gone_within(timing.first_retry, &mut wanted).await {
             return;
         }
-        let others = wanted.wait_for(|now| now.as_ref() != Some(&addresses));
+        let others = wanted.wait_for(|now| now.as_ref() != Some(&announcement));
         if matches!(timeout(REPEAT, others).await, Ok(Err(_))) {
             return;
         }
@@ -67,7 +67,11 @@ async fn is_gone_within(pause: Duration, wanted: &mut Wanted) -> bool {
 }
 
 /// Writes the annotation. The server changes nothing if the Node has it already.
-async fn patch(client: &kube::Client, node_name: &str, addresses: &[SocketAddr]) -> Result<(), Failure> {
+async fn patch(
+    client: &kube::Client,
+    node_name: &str,
+    announcement: &DsrAnnouncement,
+) -> Result<(), Failure> {
     /// The changed Node, whose content is not needed.
     #[derive(Deserialize)]
     struct Patched {}
@@ -75,20 +79,15 @@ async fn patch(client: &kube::Client, node_name: &str, addresses: &[SocketAddr])
     let path = format!("/api/v1/nodes/{}", utf8_percent_encode(node_name, ESCAPED));
     let request = http::Request::patch(path)
         .header(http::header::CONTENT_TYPE, "application/merge-patch+json")
-        .body(body(addresses).to_string().into_bytes())
+        .body(body(announcement).to_string().into_bytes())
         .map_err(Failure::invalid)?;
     response::request(client, request, RESPONSE_TIMEOUT).await.map(|Patched {}| ())
 }
 
 /// Returns a patch that changes the annotation only.
-fn body(addresses: &[SocketAddr]) -> Value {
-    let value = (!addresses.is_empty()).then(|| text(addresses));
+fn body(announcement: &DsrAnnouncement) -> Value {
+    let value = (!announcement.addresses.is_empty()).then(|| announcement.to_string());
     json!({ "metadata": { "annotations": { DSR_ANNOTATION: value } } })
-}
-
-/// Returns the value of the annotation.
-fn text(addresses: &[SocketAddr]) -> String {
-    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// Logs each failure once until the class of the failure changes.
@@ -99,12 +98,13 @@ struct Report {
 }
 
 impl Report {
-    fn tried(&mut self, addresses: &[SocketAddr], failure: Option<&Failure>) {
+    fn tried(&mut self, announcement: &DsrAnnouncement, failure: Option<&Failure>) {
         let Some(error) = failure else {
             self.failing = None;
-            match text(addresses) {
-                none if none.is_empty() => info!("removed the annotation {DSR_ANNOTATION} of this Node"),
-                addresses => info!(addresses, "wrote the annotation {DSR_ANNOTATION} of this Node"),
+            if announcement.addresses.is_empty() {
+                info!("removed the annotation {DSR_ANNOTATION} of this Node");
+            } else {
+                info!(addresses = %announcement, "wrote the annotation {DSR_ANNOTATION} of this Node");
             }
             return;
         };
@@ -116,7 +116,7 @@ impl Report {
             FailureClass::Forbidden => "; the ServiceAccount of shunt needs the ClusterRole shunt-dsr",
             _ => "",
         };
-        let consequence = if addresses.is_empty() {
+        let consequence = if announcement.addresses.is_empty() {
             "this node takes no packets of the tunnel for direct server return, but others may send it some"
         } else {
             "other nodes send this node nothing through the tunnel for direct server return and drop what it sends, \
@@ -157,7 +157,7 @@ mod tests {
 
     impl Server {
         /// Starts a server that refuses the first patches with these statuses, and an announcer.
-        fn start(refusals: &[u16]) -> (Self, watch::Sender<Option<Vec<SocketAddr>>>, JoinHandle<()>) {
+        fn start(refusals: &[u16]) -> (Self, watch::Sender<Option<DsrAnnouncement>>, JoinHandle<()>) {
             let server = Self::default();
             server.exchange().refusals = refusals.to_vec();
             let (answering, start) = (server.clone(), Instant::now());
@@ -194,8 +194,9 @@ mod tests {
         }
     }
 
-    fn addresses(texts: &[&str]) -> Vec<SocketAddr> {
-        texts.iter().map(|text| text.parse().expect("an address")).collect()
+    fn addresses(texts: &[&str]) -> DsrAnnouncement {
+        let addresses = texts.iter().map(|text| text.parse().expect("an address")).collect();
+        DsrAnnouncement { addresses, ..DsrAnnouncement::default() }
     }
 
     #[test]
@@ -203,7 +204,11 @@ mod tests {
         let both = addresses(&["192.0.2.11:4790", "[2001:db8::11]:4790"]);
         let expected = "192.0.2.11:4790,[2001:db8::11]:4790";
         assert_eq!(body(&both), json!({"metadata": {"annotations": {"shunt.dev/dsr": expected}}}));
-        assert_eq!(body(&[]), json!({"metadata": {"annotations": {"shunt.dev/dsr": null}}}));
+        let others = ["fd57::11", "10.0.0.11"].map(|text| text.parse().expect("an address")).into();
+        let expected = format!("{expected},10.0.0.11,fd57::11");
+        let with_others = DsrAnnouncement { others, ..both };
+        assert_eq!(body(&with_others), json!({"metadata": {"annotations": {"shunt.dev/dsr": expected}}}));
+        assert_eq!(body(&addresses(&[])), json!({"metadata": {"annotations": {"shunt.dev/dsr": null}}}));
     }
 
     #[tokio::test(start_paused = true)]

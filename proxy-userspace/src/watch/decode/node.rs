@@ -1,5 +1,5 @@
-//! Decodes Nodes: addresses, pod CIDRs, zone, whether the node is being deleted, and where it takes
-//! packets of the tunnel for direct server return.
+//! Decodes Nodes: addresses, pod CIDRs, zone, whether the node is being deleted, and what it
+//! announces for direct server return.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,7 +9,10 @@ use super::{
     parse,
     raw::{RawNode, RawNodeAddress},
 };
-use crate::model::{Interner, IpFamily, NamespacedName, Node, NodeAddressType, is_tunnel_address};
+use crate::model::{
+    DsrAnnouncement, Interner, IpFamily, NamespacedName, Node, NodeAddressType, is_address_of_node,
+    is_tunnel_address,
+};
 
 /// The cluster autoscaler's taint on nodes that it will delete (upstream `node.go`, KEP-3836).
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
@@ -37,7 +40,7 @@ pub(super) fn node(
         pod_cidrs,
         addresses: addresses.iter().enumerate().filter_map(|(i, raw)| address(i, raw, problems)).collect(),
         being_deleted: tainted || metadata.is_being_deleted(),
-        dsr_addresses: dsr_addresses(metadata.annotation(DSR), problems),
+        dsr: dsr_announcement(metadata.annotation(DSR), problems),
     }
 }
 
@@ -52,25 +55,42 @@ fn address(i: usize, raw: &RawNodeAddress<'_>, problems: &mut Problems) -> Optio
     Some((address_type, parse::ip(format_args!("status.addresses[{i}].address"), value, problems)?))
 }
 
-/// Decodes the addresses of a tunnel's end, at most one of each family.
-fn dsr_addresses(value: Option<&str>, problems: &mut Problems) -> Vec<SocketAddr> {
-    let mut addresses: Vec<SocketAddr> = Vec::new();
-    let Some(value) = value.filter(|value| !value.is_empty()) else { return addresses };
+/// Decodes what a node announces: addresses with a port, at most one of each family, are where it
+/// takes packets of the tunnel. Those without a port are its other addresses; versions before them
+/// leave them out.
+fn dsr_announcement(value: Option<&str>, problems: &mut Problems) -> DsrAnnouncement {
+    let mut announced = DsrAnnouncement::default();
+    let Some(value) = value.filter(|value| !value.is_empty()) else { return announced };
     let field = format!("metadata.annotations[{DSR}]");
     for entry in value.split(',').map(str::trim) {
-        let Some(address) = dsr_address(entry) else {
-            let allowed =
-                "an address and a port that other nodes reach, like 192.0.2.11:4790 or [2001:db8::11]:4790";
-            problems.not(&field, entry, allowed);
-            continue;
-        };
-        if addresses.iter().any(|other| IpFamily::of(other.ip()) == IpFamily::of(address.ip())) {
-            problems.not(&field, entry, "of another IP family than the one before; one of each is allowed");
+        if let Some(address) = dsr_address(entry) {
+            let is_of_same_family =
+                |other: &SocketAddr| IpFamily::of(other.ip()) == IpFamily::of(address.ip());
+            if announced.addresses.iter().any(is_of_same_family) {
+                let allowed = "of another IP family than the one before; one of each is allowed";
+                problems.not(&field, entry, allowed);
+            } else {
+                announced.addresses.push(address);
+            }
+        } else if let Some(address) = other_address(entry) {
+            if announced.others.len() < DsrAnnouncement::MAX_OTHERS {
+                announced.others.insert(address);
+            } else {
+                problems.not(&field, entry, "among the first 32 addresses without a port");
+            }
         } else {
-            addresses.push(address);
+            let allowed = "an address that other nodes reach, with or without a port, like 192.0.2.11:4790, \
+                           [2001:db8::11]:4790 or 192.0.2.12";
+            problems.not(&field, entry, allowed);
         }
     }
-    addresses
+    announced
+}
+
+/// Decodes another address of a node.
+fn other_address(entry: &str) -> Option<IpAddr> {
+    let address = entry.parse::<IpAddr>().ok()?.to_canonical();
+    is_address_of_node(address).then_some(address)
 }
 
 /// Decodes one address of a tunnel's end.

@@ -86,7 +86,10 @@ fn packets_of_unknown_nodes_and_for_no_service_are_dropped() {
         tunneled(node, &elsewhere, router).is_dropped();
         let other = TestPacket::udp(packet.from, packet.to);
         tunneled(node, &other, router).is_dropped();
-        assert_eq!(node.counter(Counter::TunnelRefused), 3);
+        node.config.dsr_others.insert(node.ip.other_client.into());
+        node.write_maps();
+        tunneled(node, &packet, node.ip.other_client).is_dropped();
+        assert_eq!(node.counter(Counter::TunnelRefused), 4);
     });
 }
 

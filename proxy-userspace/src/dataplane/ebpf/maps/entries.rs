@@ -76,7 +76,7 @@ impl EntryReader {
         read(&mut self.direct_links, "direct_links", |key, _| v(MapEntry::DirectLink(key)))?;
         read(&mut self.xdp_links, "xdp_links", |key, value| v(MapEntry::XdpLink(key, value)))?;
         read(&mut self.dsr_endpoints, "dsr_endpoints", |key, node| v(MapEntry::DsrEndpoint(key, node)))?;
-        read(&mut self.dsr_nodes, "dsr_nodes", |key, _| v(MapEntry::DsrNode(key)))?;
+        read(&mut self.dsr_nodes, "dsr_nodes", |key, kind| v(MapEntry::DsrNode(key, kind)))?;
         read(&mut self.bridge_ports, "bridge_ports", |key, value| v(MapEntry::BridgePort(key, value)))?;
         read(&mut self.vlans, "vlans", |key, _| v(MapEntry::Vlan(key)))?;
         read(&mut self.exempt_netns, "exempt_netns", |key, _| v(MapEntry::ExemptNetns(NetnsCookie(key))))?;

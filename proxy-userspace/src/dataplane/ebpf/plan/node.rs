@@ -173,9 +173,8 @@ impl Planner<'_> {
     /// Plans the tunnel to other nodes.
     pub(super) fn tunnel(&mut self) {
         let (node, state) = (self.node, self.state);
-        let nodes = node.tunnel.iter().flat_map(|tunnel| &tunnel.nodes);
-        let wanted = nodes.map(|address| Addr::from(*address)).collect();
-        self.difference(&state.dsr_nodes, &wanted, MapEntry::DsrNode);
+        let wanted = node.tunnel.as_ref().map(translate::dsr_nodes).unwrap_or_default();
+        self.value_difference(&state.dsr_nodes, &wanted, MapEntry::DsrNode);
         let fields = node.tunnel.as_ref().map(translate::tunnel).unwrap_or_default();
         self.phases.additions.extend((fields != state.tunnel).then_some(Step::SetTunnel(fields)));
     }

@@ -56,7 +56,7 @@ pub struct State {
     pub(crate) xdp_links: BTreeMap<u32, XdpLinkValue>,
     pub(crate) masquerade_addresses: BTreeMap<LinkSubnet, Addr>,
     pub(crate) dsr_endpoints: BTreeMap<DsrKey, Addr>,
-    pub(crate) dsr_nodes: BTreeSet<Addr>,
+    pub(crate) dsr_nodes: BTreeMap<Addr, u8>,
     pub(crate) tunnel: TunnelFields,
     /// The socket programs are attached.
     pub(crate) attached: bool,
@@ -175,7 +175,7 @@ impl State {
             MapEntry::DirectLink(index) => drop(self.direct_links.insert(index)),
             MapEntry::XdpLink(index, value) => drop(self.xdp_links.insert(index, value)),
             MapEntry::DsrEndpoint(key, node) => drop(self.dsr_endpoints.insert(key, node)),
-            MapEntry::DsrNode(address) => drop(self.dsr_nodes.insert(address)),
+            MapEntry::DsrNode(address, kind) => drop(self.dsr_nodes.insert(address, kind)),
             MapEntry::BridgePort(index, bridge) => drop(self.bridge_ports.insert(index, bridge)),
             MapEntry::Vlan(vlan) => drop(self.vlans.insert(vlan)),
             MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.insert(cookie)),
@@ -200,7 +200,7 @@ impl State {
             MapEntry::DirectLink(index) => drop(self.direct_links.remove(index)),
             MapEntry::XdpLink(index, _) => drop(self.xdp_links.remove(index)),
             MapEntry::DsrEndpoint(key, _) => drop(self.dsr_endpoints.remove(key)),
-            MapEntry::DsrNode(address) => drop(self.dsr_nodes.remove(address)),
+            MapEntry::DsrNode(address, _) => drop(self.dsr_nodes.remove(address)),
             MapEntry::BridgePort(index, _) => drop(self.bridge_ports.remove(index)),
             MapEntry::Vlan(vlan) => drop(self.vlans.remove(vlan)),
             MapEntry::ExemptNetns(cookie) => drop(self.exempt_netns.remove(cookie)),
@@ -230,7 +230,9 @@ impl State {
             MapEntry::DsrEndpoint(key, _) => {
                 return self.dsr_endpoints.get(key).map(|node| MapEntry::DsrEndpoint(*key, *node));
             }
-            MapEntry::DsrNode(address) => self.dsr_nodes.contains(address),
+            MapEntry::DsrNode(address, _) => {
+                return self.dsr_nodes.get(address).map(|kind| MapEntry::DsrNode(*address, *kind));
+            }
             MapEntry::Vlan(vlan) => self.vlans.contains(vlan),
             MapEntry::Member(key) => self.members.contains(key),
             MapEntry::SourceRange(range) => self.ranges.contains(range),

@@ -46,8 +46,9 @@ pub enum MapEntry {
     XdpLink(u32, XdpLinkValue),
     /// The node at this address takes packets of the tunnel for an endpoint.
     DsrEndpoint(DsrKey, Addr),
-    /// Packets that the node with this address sends through the tunnel are taken.
-    DsrNode(Addr),
+    /// A node with the tunnel has this address, which is a
+    /// [`DsrAddress`](proxy_common::layout::DsrAddress) to it.
+    DsrNode(Addr, u8),
     /// The link with this index is a port of a bridge. Packets that arrive there are for the node
     /// itself if they are for the bridge.
     BridgePort(u32, HardwareAddress),
@@ -76,7 +77,7 @@ impl MapEntry {
             Self::DirectLink(_) => "direct_links",
             Self::XdpLink(..) => "xdp_links",
             Self::DsrEndpoint(..) => "dsr_endpoints",
-            Self::DsrNode(_) => "dsr_nodes",
+            Self::DsrNode(..) => "dsr_nodes",
             Self::BridgePort(..) => "bridge_ports",
             Self::Vlan(_) => "vlans",
             Self::ExemptNetns(_) => "exempt_netns",
@@ -98,7 +99,7 @@ impl MapEntry {
             | Self::LocalLink(_)
             | Self::DirectLink(_)
             | Self::XdpLink(..)
-            | Self::DsrNode(_)
+            | Self::DsrNode(..)
             | Self::BridgePort(..)
             | Self::Vlan(_)
             | Self::ExemptNetns(_)

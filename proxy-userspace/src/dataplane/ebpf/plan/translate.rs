@@ -9,8 +9,8 @@ use ipnet::IpNet;
 use proxy_common::{
     Addr,
     layout::{
-        self, Endpoint, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, VlanKey, XdpLinkValue,
-        flags,
+        self, DsrAddress, Endpoint, List, LocalDetection, MemberKey, ServiceKey, ServiceValue, VlanKey,
+        XdpLinkValue, flags,
     },
     maglev::TableSize,
 };
@@ -78,12 +78,20 @@ pub(crate) fn service_key(frontend: &Frontend, family: IpFamily, protocol: Proto
 /// that this one announces.
 pub(crate) fn tunnel(tunnel: &TunnelView) -> TunnelFields {
     let source = |family| {
-        let address = tunnel.addresses.iter().map(SocketAddr::ip).find(|ip| IpFamily::of(*ip) == family);
+        let address =
+            tunnel.announcement.addresses.iter().map(SocketAddr::ip).find(|ip| IpFamily::of(*ip) == family);
         address.map_or(Addr::UNSPECIFIED_V6, Addr::from)
     };
     let (v4, v6) = (source(IpFamily::V4), source(IpFamily::V6));
     let link = if tunnel.is_up { tunnel.link } else { 0 };
     TunnelFields { link, mtu: tunnel.mtu, v4, v6, returns: tunnel.returns.into() }
+}
+
+/// Returns the addresses of nodes with the tunnel, each with its [`DsrAddress`].
+pub(crate) fn dsr_nodes(tunnel: &TunnelView) -> BTreeMap<Addr, u8> {
+    let all = tunnel.addresses_of_nodes.iter().map(|address| (address, DsrAddress::Other));
+    let ends = tunnel.nodes.iter().map(|address| (address, DsrAddress::End));
+    all.chain(ends).map(|(address, kind)| (Addr::from(*address), kind as u8)).collect()
 }
 
 /// Returns the keys of the frontends of a service port, with their kinds. With direct server

@@ -10,7 +10,10 @@ use std::{
 use proptest::prelude::*;
 use proxy_common::{
     Addr,
-    layout::{self, Endpoint, EndpointKey, HardwareAddress, List, NewFlows, ServiceKey, ServiceValue, flags},
+    layout::{
+        self, DsrAddress, Endpoint, EndpointKey, HardwareAddress, List, NewFlows, ServiceKey, ServiceValue,
+        flags,
+    },
     select::Slots,
 };
 
@@ -195,8 +198,12 @@ proptest! {
         let changes = plan(&state, &after, &dirty);
         apply(&mut state, &changes);
         let tunnel = after.node.tunnel.as_ref();
-        let nodes = tunnel.iter().flat_map(|tunnel| &tunnel.nodes).map(|address| Addr::from(*address));
-        prop_assert_eq!(&state.dsr_nodes, &nodes.collect::<BTreeSet<_>>());
+        let nodes = tunnel.map(translate::dsr_nodes).unwrap_or_default();
+        prop_assert_eq!(&state.dsr_nodes, &nodes);
+        for (address, kind) in &nodes {
+            let is_end = tunnel.is_some_and(|tunnel| tunnel.nodes.contains(&IpAddr::from(*address)));
+            prop_assert_eq!(*kind == DsrAddress::End as u8, is_end);
+        }
         prop_assert_eq!(state.tunnel.link, tunnel.filter(|tunnel| tunnel.is_up).map_or(0, |tunnel| tunnel.link));
         let ports = after.ports.values().filter(|port| !port.frontends.is_empty());
         let wanted: BTreeSet<_> = ports.flat_map(|port| &port.dsr_nodes).map(|(_, node)| *node).collect();

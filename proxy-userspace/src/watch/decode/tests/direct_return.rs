@@ -1,5 +1,7 @@
 //! Decodes shunt's annotations about direct server return.
 
+use std::{collections::BTreeSet, net::IpAddr};
+
 use super::*;
 
 #[test]
@@ -23,7 +25,7 @@ fn announcing(value: &str) -> Value {
 
 #[test]
 fn a_node_announces_at_most_one_address_of_each_family_for_the_tunnel() {
-    let addresses = |value: &str| good::<Node>(&announcing(value)).dsr_addresses;
+    let addresses = |value: &str| good::<Node>(&announcing(value)).dsr.addresses;
     let parsed = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>();
     let both = ["192.0.2.11:4790", "[2001:db8::11]:4790"];
     assert_eq!(addresses("192.0.2.11:4790"), parsed(&both[..1]));
@@ -31,25 +33,25 @@ fn a_node_announces_at_most_one_address_of_each_family_for_the_tunnel() {
     assert_eq!(addresses("[2001:db8::11]:4790,192.0.2.11:4790"), parsed(&[both[1], both[0]]));
     assert_eq!(addresses("[::ffff:192.0.2.11]:4790"), parsed(&both[..1]));
     assert_eq!(addresses(""), []);
-    assert_eq!(good::<Node>(&json!({"metadata": {"name": "n"}})).dsr_addresses, []);
+    assert_eq!(good::<Node>(&json!({"metadata": {"name": "n"}})).dsr.addresses, []);
 }
 
 #[test]
 fn wrong_addresses_for_the_tunnel_are_named_and_left_out() {
-    let text = "192.0.2.11,192.0.2.11:0,,2001:db8::11:4790,[ff02::1]:4790,[fe80::1%2]:4790,127.0.0.1:4790,0.0.0.0:4790,\
+    let text = "192.0.2.11:,192.0.2.11:0,,2001:db8::11:47900,[ff02::1]:4790,[fe80::1%2]:4790,127.0.0.1:4790,0.0.0.0:4790,\
                 255.255.255.255:4790,node1:4790,192.0.2.11:4790";
     let (problems, node): (_, Node) = faulty(&announcing(text));
-    assert_eq!(node.dsr_addresses, ["192.0.2.11:4790".parse().unwrap()]);
+    assert_eq!(node.dsr.addresses, ["192.0.2.11:4790".parse().unwrap()]);
     assert_eq!(problems.len(), 10, "{problems:#?}");
     assert_eq!(
         problems[0],
-        "metadata.annotations[shunt.dev/dsr]: \"192.0.2.11\" is not an address and a port that other nodes reach, \
-         like 192.0.2.11:4790 or [2001:db8::11]:4790"
+        "metadata.annotations[shunt.dev/dsr]: \"192.0.2.11:\" is not an address that other nodes reach, with or without \
+         a port, like 192.0.2.11:4790, [2001:db8::11]:4790 or 192.0.2.12"
     );
     let twice = "192.0.2.11:4790,[::ffff:192.0.2.12]:4790,[2001:db8::11]:4790";
     let (problems, node): (_, Node) = faulty(&announcing(twice));
     assert_eq!(
-        node.dsr_addresses,
+        node.dsr.addresses,
         ["192.0.2.11:4790", "[2001:db8::11]:4790"].map(|text| text.parse().unwrap())
     );
     assert_eq!(
@@ -59,4 +61,21 @@ fn wrong_addresses_for_the_tunnel_are_named_and_left_out() {
           before; one of each is allowed"
         ]
     );
+}
+
+#[test]
+fn a_node_announces_its_other_addresses_without_a_port() {
+    let others =
+        |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<BTreeSet<IpAddr>>();
+    let text = "10.0.0.11,192.0.2.11:4790,fd57::11, ::ffff:10.0.0.12";
+    let node = good::<Node>(&announcing(text));
+    assert_eq!(node.dsr.addresses, ["192.0.2.11:4790".parse().unwrap()]);
+    assert_eq!(node.dsr.others, others(&["10.0.0.11", "10.0.0.12", "fd57::11"]));
+    assert_eq!(good::<Node>(&announcing(&node.dsr.to_string())).dsr, node.dsr);
+    let wrong = "192.0.2.11:4790,127.0.0.1,::1,fe80::1,fe80::1%2,169.254.20.10,224.0.0.1,0.0.0.0,10.0.0.0/8";
+    let (problems, node): (_, Node) = faulty(&announcing(wrong));
+    assert_eq!((problems.len(), node.dsr.others), (8, BTreeSet::new()), "{problems:#?}");
+    let many: Vec<_> = (1..=40).map(|last| format!("10.0.0.{last}")).collect();
+    let (problems, node): (_, Node) = faulty(&announcing(&many.join(",")));
+    assert_eq!((problems.len(), node.dsr.others.len()), (8, DsrAnnouncement::MAX_OTHERS));
 }

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::{
-    AddressType, Balance, Forwarding, LoadBalancerIngress, LoadBalancerIpMode, NodeAddressType, Protocol,
-    ServiceType, SessionAffinity, TrafficPolicy, UnixNanos,
+    AddressType, Balance, DsrAnnouncement, Forwarding, LoadBalancerIngress, LoadBalancerIpMode,
+    NodeAddressType, Protocol, ServiceType, SessionAffinity, TrafficPolicy, UnixNanos,
 };
 
 const SERVICES: &str = include_str!("../../../../../tests/src/apiserver/recordings/services-list.json");
