@@ -16,7 +16,7 @@ use super::{
     frontend_claims::FrontendClaims,
     intern::Interner,
     local_detector,
-    node_view::node_view,
+    node_view::{node_view, primary_addresses},
     resolve::{ResolvedService, Resolver},
     service_change_tracker::ServiceChangeTracker,
     service_port::PortDefaults,
@@ -182,7 +182,8 @@ impl Model {
             return Dirty::default();
         }
         let mut dirty = Dirty::default();
-        let pending = mem::take(&mut self.pending);
+        let mut pending = mem::take(&mut self.pending);
+        pending.dsr_services |= (pending.node || !self.is_resolved) && self.update_own_addresses();
         if self.is_resolved {
             for service in &self.affected_services(&pending) {
                 self.resolve_service(service, &mut dirty.ports);
@@ -223,6 +224,12 @@ impl Model {
     /// Returns the pod CIDRs of this node that `clusterCIDR` should contain and does not.
     pub fn pod_cidrs_outside_cluster_cidr(&self) -> &[IpNet] {
         &self.pod_cidrs_outside_cluster_cidr
+    }
+
+    /// Updates from where this node sends packets of the tunnel. Returns true if that differs.
+    fn update_own_addresses(&mut self) -> bool {
+        let Some(facts) = &self.facts else { return false };
+        self.other_nodes.set_own(&primary_addresses(&self.settings, self.node.as_ref(), facts))
     }
 
     fn update_pod_cidrs_outside_cluster_cidr(&mut self) {

@@ -20,8 +20,6 @@ use crate::net::TUNNEL_LINK;
 /// Resolves this node.
 pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &NodeFacts) -> NodeView {
     let local_addresses = facts.addresses.iter().map(|entry| entry.address).collect();
-    let primary =
-        |family| Some((family, own_ip(settings, node, family).or_else(|| kernel_ip(facts, family))?));
     let local_detector = local_traffic_detector(settings, node);
     let links = served_links(settings, facts);
     let has_unserved_links =
@@ -40,7 +38,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         every_node_port_address: families_with_every_address(settings, node),
         local_addresses,
         local_routes: facts.local_routes.clone(),
-        primary_addresses: IpFamily::ALL.into_iter().filter_map(primary).collect(),
+        primary_addresses: primary_addresses(settings, node, facts),
         links,
         has_unserved_links,
         link_path: facts.link_path.clone(),
@@ -70,6 +68,17 @@ fn masquerade_ports(
     let takes_ports = facts.local_ports.is_some_and(|local| ports.common(local).is_some());
     let is_possible = !settings.masquerades_with_direct_path || !has_unserved_links && !takes_ports;
     is_possible.then_some(ports)
+}
+
+/// Returns the address of this node in each family.
+pub(super) fn primary_addresses(
+    settings: &ModelSettings,
+    node: Option<&Node>,
+    facts: &NodeFacts,
+) -> BTreeMap<IpFamily, IpAddr> {
+    let primary =
+        |family| Some((family, own_ip(settings, node, family).or_else(|| kernel_ip(facts, family))?));
+    IpFamily::ALL.into_iter().filter_map(primary).collect()
 }
 
 /// Upstream's `detectNodeIPs` (`cmd/kube-proxy/app/server.go`) for one family: returns
