@@ -297,8 +297,10 @@ map_type! {
         proto: u8,
         /// The [`Direction`].
         direction: u8,
+        /// 1 for fragments that come through the tunnel from another node, 0 for all others.
+        tunneled: u8,
         /// Zero.
-        zero: u16,
+        zero: u8,
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
 /// skip the call for them. Five parameters are the limit: with more, the verifier of kernel 7.2
 /// expects arguments on the stack even if the compiler dropped a parameter.
 #[inline(never)]
-pub(super) fn record_first<T: Tables>(
+pub(super) fn record_first<F: Frame, T: Tables>(
     tables: &T,
     packet: &Packet,
     direction: Direction,
@@ -31,12 +31,12 @@ pub(super) fn record_first<T: Tables>(
         mark,
         created_seconds: seconds(tables),
     };
-    tables.set_fragment(&key(packet, direction), &value);
+    tables.set_fragment(&key::<F>(packet, direction), &value);
 }
 
 /// Records the addresses of a first fragment that the program sends on itself.
 #[inline(never)]
-pub(super) fn record<T: Tables>(
+pub(super) fn record<F: Frame, T: Tables>(
     tables: &T,
     packet: &Packet,
     direction: Direction,
@@ -45,19 +45,19 @@ pub(super) fn record<T: Tables>(
 ) {
     let (source, destination) = (*source, *destination);
     let value = FragmentValue { source, destination, mark: 0, created_seconds: seconds(tables) };
-    tables.set_fragment(&key(packet, direction), &value);
+    tables.set_fragment(&key::<F>(packet, direction), &value);
 }
 
 /// Returns true for a later fragment if the first one was recorded.
 #[inline(never)]
-pub(super) fn is_recorded<T: Tables>(tables: &T, packet: &Packet, direction: Direction) -> bool {
-    find(tables, packet, direction).is_some()
+pub(super) fn is_recorded<F: Frame, T: Tables>(tables: &T, packet: &Packet, direction: Direction) -> bool {
+    find::<F>(tables, packet, direction).is_some()
 }
 
 /// Returns what was recorded of the first fragment of a datagram.
 #[inline(always)]
-fn find(tables: &impl Tables, packet: &Packet, direction: Direction) -> Option<FragmentValue> {
-    let first = tables.fragment(&key(packet, direction))?;
+fn find<F: Frame>(tables: &impl Tables, packet: &Packet, direction: Direction) -> Option<FragmentValue> {
+    let first = tables.fragment(&key::<F>(packet, direction))?;
     let is_current = seconds(tables).wrapping_sub(first.created_seconds) <= LIFETIME_SECONDS;
     is_current.then_some(first)
 }
@@ -65,8 +65,8 @@ fn find(tables: &impl Tables, packet: &Packet, direction: Direction) -> Option<F
 /// Removes the entry of an older datagram with the same identification. IPv4 has only 65,536
 /// identifications between two hosts, and the new datagram may belong to no Service.
 #[inline(never)]
-pub(super) fn remove<T: Tables>(tables: &T, packet: &Packet, direction: Direction) {
-    tables.remove_fragment(&key(packet, direction));
+pub(super) fn remove<F: Frame, T: Tables>(tables: &T, packet: &Packet, direction: Direction) {
+    tables.remove_fragment(&key::<F>(packet, direction));
 }
 
 /// Translates a later fragment like the first. Without an entry it passes unchanged: it overtook
@@ -78,7 +78,7 @@ pub(super) fn translate_later<F: Frame, T: Tables>(
     packet: &Packet,
     direction: Direction,
 ) -> Outcome {
-    let Some(first) = find(tables, packet, direction) else { return Outcome::Proceed };
+    let Some(first) = find::<F>(tables, packet, direction) else { return Outcome::Proceed };
     // The direction is a constant in each program, and the verifier follows one branch.
     if tables.has_tunnel() && !F::IS_TUNNELED {
         match direction {
@@ -110,14 +110,17 @@ fn seconds(tables: &impl Tables) -> u32 {
     (tables.now_ns() / 1_000_000_000) as u32
 }
 
+/// Returns the key of a datagram. Fragments from the tunnel follow only a first fragment from there:
+/// otherwise they could join a datagram of any flow.
 #[inline(always)]
-const fn key(packet: &Packet, direction: Direction) -> FragmentKey {
+const fn key<F: Frame>(packet: &Packet, direction: Direction) -> FragmentKey {
     FragmentKey {
         source: packet.source,
         destination: packet.destination,
         id: packet.id,
         proto: packet.proto,
         direction: direction as u8,
+        tunneled: F::IS_TUNNELED as u8,
         zero: 0,
     }
 }

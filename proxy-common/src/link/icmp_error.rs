@@ -51,8 +51,10 @@ fn translate<F: Frame, T: Tables>(
     let Some(ports) = inner.ports() else { return Outcome::Proceed };
     let before = inner.tuple(ports);
     let mut after = before;
+    // No error about a masqueraded packet comes through the tunnel: it is for the node's address.
     if reverse_translation(tables, direction, protocol, &mut after).is_none()
-        && reverse_translation(tables, direction.masqueraded(), protocol, &mut after).is_none()
+        && (F::IS_TUNNELED
+            || reverse_translation(tables, direction.masqueraded(), protocol, &mut after).is_none())
     {
         return Outcome::Proceed;
     }

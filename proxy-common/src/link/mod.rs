@@ -93,8 +93,8 @@ fn process(
 
 /// Does the same with a packet whose headers are read.
 #[inline(always)]
-fn process_read(
-    frame: &impl Frame,
+fn process_read<F: Frame>(
+    frame: &F,
     tables: &impl Tables,
     packet: &Packet,
     direction: Direction,
@@ -110,7 +110,7 @@ fn process_read(
     };
     match packet.fragment {
         Fragment::Whole => {}
-        Fragment::First => fragment::remove(tables, packet, direction),
+        Fragment::First => fragment::remove::<F, _>(tables, packet, direction),
         Fragment::Later => return fragment::translate_later(frame, tables, packet, direction),
     }
     let Some(ports) = packet.ports() else { return Outcome::Proceed };

@@ -110,7 +110,7 @@ fn translate<F: Frame, T: Tables>(
         }
     }
     if packet.fragment == Fragment::First && !Notes::is_forwarded(frame, tables) {
-        fragment::record_first(tables, packet, Direction::Reply, flow, 0);
+        fragment::record_first::<F, _>(tables, packet, Direction::Reply, flow, 0);
     }
     let event = ServiceEvent::ToClient(ip_length(frame, packet));
     let rewritten = rewrite::transport(frame, packet, protocol, key, flow);

@@ -64,14 +64,14 @@ fn send_on<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, only_dir
 #[inline(never)]
 pub(super) fn is_reply<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet) -> bool {
     if packet.fragment == Fragment::Later {
-        return fragment::is_recorded(tables, packet, Direction::Reply);
+        return fragment::is_recorded::<F, _>(tables, packet, Direction::Reply);
     }
     let (Some(protocol), Some(ports)) = (Protocol::of_packet(packet.proto), packet.ports()) else {
         return is_error(frame, tables, packet);
     };
     let is_reply = is_of_service(tables, protocol, &packet.tuple(ports));
     if is_reply && packet.fragment == Fragment::First {
-        fragment::record(tables, packet, Direction::Reply, &packet.source, &packet.destination);
+        fragment::record::<F, _>(tables, packet, Direction::Reply, &packet.source, &packet.destination);
     }
     is_reply
 }

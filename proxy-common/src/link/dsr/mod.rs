@@ -156,7 +156,7 @@ pub(super) fn send_client_packet<F: Frame, T: Tables>(
 ) -> Outcome {
     let ClientPacket { key, flow, .. } = incoming;
     if packet.fragment == Fragment::First {
-        fragment::record_first(tables, packet, Direction::Original, flow, 0);
+        fragment::record_first::<F, _>(tables, packet, Direction::Original, flow, 0);
     }
     let event = ServiceEvent::ToEndpoint(ip_length(frame, packet));
     let outcome = send(frame, tables, packet, &flow.source.addr);

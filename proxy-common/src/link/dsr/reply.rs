@@ -89,7 +89,7 @@ pub(in super::super) fn enter_with_reply<F: Frame, T: Tables>(
         return longest;
     }
     if enter(frame, tables, &node) && packet.fragment == Fragment::First {
-        fragment::record(tables, packet, Direction::Reply, &flow.source.addr, &node);
+        fragment::record::<F, _>(tables, packet, Direction::Reply, &flow.source.addr, &node);
     }
     0
 }

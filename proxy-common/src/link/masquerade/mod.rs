@@ -302,7 +302,7 @@ fn translate<F: Frame, T: Tables>(
     hook: Direction,
 ) -> Outcome {
     if packet.fragment == Fragment::First {
-        fragment::record_first(tables, packet, hook, flow, 0);
+        fragment::record_first::<F, _>(tables, packet, hook, flow, 0);
     }
     finish(tables, rewrite::transport(frame, packet, protocol, key, flow))
 }

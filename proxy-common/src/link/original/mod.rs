@@ -197,7 +197,7 @@ fn translate<F: Frame, T: Tables>(
         })
     };
     if packet.fragment == Fragment::First {
-        fragment::record_first(tables, packet, Direction::Original, flow, mark);
+        fragment::record_first::<F, _>(tables, packet, Direction::Original, flow, mark);
     }
     let event = ServiceEvent::ToEndpoint(ip_length(frame, packet));
     let rewritten = rewrite::transport(frame, packet, *protocol, key, flow);

@@ -11,7 +11,8 @@ use crate::{
     link::Outcome,
     packet::{TcpFlags, Tuple},
     testing::{
-        Addresses, FrameResult, Hook, InputFrame, MemoryMaps, Service, TUNNEL_PORT, TestNode, TestPacket,
+        Addresses, FrameResult, Hook, InputFrame, MemoryMaps, Payload, Service, TUNNEL_PORT, TestNode,
+        TestPacket,
     },
 };
 
@@ -115,7 +116,7 @@ fn packets_of_pods_to_the_tunnel_of_another_node_are_dropped() {
 
 /// The flow may be one of a Service without direct server return.
 #[test]
-fn reply_to_a_masqueraded_flow_does_not_come_through_the_tunnel() {
+fn nothing_of_a_masqueraded_flow_comes_through_the_tunnel() {
     on_nodes(|node| {
         let ip = node.ip;
         node.config.node.masquerading = Masquerading::Programs as u16;
@@ -133,6 +134,18 @@ fn reply_to_a_masqueraded_flow_does_not_come_through_the_tunnel() {
         node.set_state(&maps);
         tunneled(node, &reply, ip.router).is_dropped();
         node.ingress(&reply).becomes(&reply.clone().to(client));
+
+        let mut reply = reply;
+        reply.payload = Payload::Udp { data: (0..100).collect() };
+        let [first, later] = [0..40, 40..usize::MAX].map(|part| reply.clone().fragment(77, part));
+        node.ingress(&first).becomes(&first.clone().to(client));
+        tunneled(node, &later, ip.router).is_dropped();
+        node.ingress(&later).becomes(&later.clone().to(client));
+
+        let kind = if ip.node.is_ipv4() { [3, 3] } else { [1, 4] };
+        let error = TestPacket::icmp_error(kind, ip.router, ip.node, TestPacket::udp(source, pod));
+        tunneled(node, &error, ip.router).is_dropped();
+        assert_eq!(node.counter(Counter::TunnelRefused), 3);
     });
 }
 
