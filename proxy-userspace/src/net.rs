@@ -133,6 +133,7 @@ pub const OWN_PROGRAMS: &str = "shunt_";
 pub const TUNNEL_LINK: &str = "shunt-dsr";
 
 /// A link of the node's network namespace.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts that the kernel reports")]
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Link {
     /// The interface index. Unlike the name, it never changes while the link exists.

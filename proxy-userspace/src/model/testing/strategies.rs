@@ -204,8 +204,8 @@ fn any_links() -> impl Strategy<Value = Vec<Link>> {
             master,
             header,
             bridge_address,
-            vlan,
             is_bond,
+            vlan,
             ..link(index, name)
         });
     vec(any_link, 0..6).prop_map(|mut links| {

@@ -164,7 +164,7 @@ impl Planner<'_> {
 
     /// Plans which packets are left to the programs on the links of VLANs: while these have programs.
     pub(super) fn vlans(&mut self) {
-        let wanted = self.node.vlans.iter().map(translate::vlan).collect::<BTreeSet<_>>();
+        let wanted = self.node.vlans.iter().copied().map(translate::vlan).collect::<BTreeSet<_>>();
         let had = &self.state.vlans;
         self.phases.additions.extend(had.difference(&wanted).map(|vlan| Step::Remove(MapEntry::Vlan(*vlan))));
         self.phases.attachments.extend(wanted.difference(had).map(|vlan| Step::Put(MapEntry::Vlan(*vlan))));

@@ -352,8 +352,7 @@ fn has_ranges(port: &ResolvedPort, family: IpFamily) -> bool {
 }
 
 /// Returns the key of a VLAN whose link has programs.
-pub(crate) const fn vlan(vlan: &Vlan) -> VlanKey {
-    let Vlan { link, id, protocol } = *vlan;
+pub(crate) const fn vlan(Vlan { link, id, protocol }: Vlan) -> VlanKey {
     VlanKey { link, id, protocol }
 }
 

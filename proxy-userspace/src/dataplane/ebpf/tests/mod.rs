@@ -189,7 +189,7 @@ proptest! {
         let bridge_ports = after.node.bridge_ports.iter();
         let bridge_ports = bridge_ports.map(|(index, address)| (*index, HardwareAddress::new(address.0)));
         prop_assert_eq!(&state.bridge_ports, &bridge_ports.collect::<BTreeMap<_, _>>());
-        prop_assert_eq!(&state.vlans, &after.node.vlans.iter().map(translate::vlan).collect());
+        prop_assert_eq!(&state.vlans, &after.node.vlans.iter().copied().map(translate::vlan).collect());
     }
 
     #[test]
