@@ -122,9 +122,34 @@ impl fmt::Display for MacAddress {
 /// A table of nftables: the family (`NFPROTO_*`) and the name.
 pub type TableName = (libc::c_int, &'static str);
 
+/// The names of the tables that exist while commands trace, one for each command. Each is a table
+/// of IPv4 and one of IPv6.
+pub const TRACE_TABLES: [&str; 8] = [
+    "shunt-trace-1",
+    "shunt-trace-2",
+    "shunt-trace-3",
+    "shunt-trace-4",
+    "shunt-trace-5",
+    "shunt-trace-6",
+    "shunt-trace-7",
+    "shunt-trace-8",
+];
+
 /// The tables of nftables that shunt writes, with kube-proxy's.
-pub const OWN_TABLES: &[TableName] =
-    &[(libc::NFPROTO_INET, "shunt"), (libc::NFPROTO_IPV4, "kube-proxy"), (libc::NFPROTO_IPV6, "kube-proxy")];
+pub const OWN_TABLES: &[TableName] = &own_tables();
+
+const fn own_tables() -> [TableName; 3 + 2 * TRACE_TABLES.len()] {
+    let mut tables = [(libc::NFPROTO_INET, "shunt"); 3 + 2 * TRACE_TABLES.len()];
+    tables[1] = (libc::NFPROTO_IPV4, "kube-proxy");
+    tables[2] = (libc::NFPROTO_IPV6, "kube-proxy");
+    let mut number = 0;
+    while number < TRACE_TABLES.len() {
+        tables[3 + 2 * number] = (libc::NFPROTO_IPV4, TRACE_TABLES[number]);
+        tables[4 + 2 * number] = (libc::NFPROTO_IPV6, TRACE_TABLES[number]);
+        number += 1;
+    }
+    tables
+}
 
 /// The names of shunt's programs begin so.
 pub const OWN_PROGRAMS: &str = "shunt_";

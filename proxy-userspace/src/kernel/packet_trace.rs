@@ -81,19 +81,15 @@ pub struct Sighting {
 /// The rules, as long as they are needed.
 #[derive(Debug)]
 struct Table {
-    name: String,
+    name: &'static str,
     nftables: Nftables,
-    /// The kernel deletes it if this process ends.
-    is_owned: bool,
 }
 
 impl Drop for Table {
     fn drop(&mut self) {
-        if !self.is_owned {
-            let delete = IpFamily::ALL.map(|family| (family, Change::DeleteTable));
-            // It may be gone.
-            let _ = self.nftables.commit(&self.name, &delete);
-        }
+        let delete = IpFamily::ALL.map(|family| (family, Change::DeleteTable));
+        // It may be gone.
+        let _ = self.nftables.commit(self.name, &delete);
     }
 }
 
@@ -104,10 +100,13 @@ pub struct PacketTrace {
 }
 
 impl PacketTrace {
-    /// Begins to follow packets to these destinations, by a table with this name. What it names is
-    /// removed when this is dropped; from kernel 5.12 on also if the process is killed.
+    /// Begins to follow packets to these destinations, by a table with this name. The table is
+    /// removed when this is dropped.
+    ///
+    /// The table has no owner (`NFT_TABLE_F_OWNER`), for which the kernel would remove it when the
+    /// process is killed: nft 1.0.6 aborts when it lists such tables as JSON, in every program.
     pub fn start(
-        name: String,
+        name: &'static str,
         destinations: impl IntoIterator<Item = Destination>,
     ) -> Result<Self, KernelError> {
         let group = NFNLGRP_NFTRACE.cast_unsigned();
@@ -115,34 +114,25 @@ impl PacketTrace {
         let mut nftables = Nftables::open()?;
         let mut changes = table();
         changes.extend(destinations.into_iter().map(element));
-        let mut is_owned = true;
-        if nftables.commit(&name, &changes).is_err() {
-            is_owned = false;
-            for (_, change) in &mut changes {
-                if let Change::AddOwnedTable(comment) = change {
-                    *change = Change::AddTable(comment);
-                }
-            }
-            nftables.commit(&name, &changes)?;
-        }
-        Ok(Self { table: Table { name, nftables, is_owned }, notifications })
+        nftables.commit(name, &changes)?;
+        Ok(Self { table: Table { name, nftables }, notifications })
     }
 
     /// Waits for the next reports. Returns `None` if some were lost.
     pub async fn next(&mut self) -> Result<Option<Vec<Sighting>>, KernelError> {
         let datagram = self.notifications.next().await?;
-        Ok(datagram.map(|datagram| sightings(datagram, &self.table.name)))
+        Ok(datagram.map(|datagram| sightings(datagram, self.table.name)))
     }
 }
 
-/// Removes our tables, which a killed process left on kernels before 5.12.
-pub fn remove_leftovers(is_ours: impl Fn(&str) -> bool) -> Result<(), KernelError> {
+/// Removes our tables.
+pub fn remove_tables(is_ours: impl Fn(&str) -> bool) -> Result<(), KernelError> {
     let mut nftables = Nftables::open()?;
     for family in IpFamily::ALL {
         // They are listed first: to delete one that does not exist takes the kernel 16 ms.
         let Ok(tables) = nftables.list_tables(family) else { continue };
         for name in tables.iter().filter(|name| is_ours(name)) {
-            // Its owner may have ended meanwhile.
+            // It may be gone.
             let _ = nftables.commit(name, &[(family, Change::DeleteTable)]);
         }
     }
@@ -163,7 +153,7 @@ fn table() -> Vec<(IpFamily, Change)> {
         Statement::Trace,
     ]);
     let changes = [
-        Change::AddOwnedTable(COMMENT),
+        Change::AddTable(COMMENT),
         Change::AddSet(DESTINATIONS.clone()),
         chain("prerouting", libc::NF_INET_PRE_ROUTING, BEFORE),
         chain("output", libc::NF_INET_LOCAL_OUT, BEFORE),
@@ -236,7 +226,43 @@ fn read_headers(family: c_int, network: &[u8], transport: &[u8]) -> Option<([Soc
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::{
+        super::{command::Launcher, nft::Nft},
+        *,
+    };
+
+    /// Needs root, as every test of the kernel.
+    #[test]
+    fn every_nft_lists_the_tables_while_one_follows_packets() {
+        let test = || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace, as root");
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let _context = runtime.as_ref().expect("a runtime").enter();
+            let listed = || Nft::new(Launcher::default()).list_tables_json().expect("listed");
+            let destination = ("10.96.0.80:80".parse().expect("an address"), Protocol::Tcp);
+            let trace = PacketTrace::start("shunt-trace-1", [destination]).expect("it follows");
+            assert_eq!(listed().matches("shunt-trace-1").count(), 2, "{}", listed());
+            drop(trace);
+            assert!(!listed().contains("shunt-trace"), "{}", listed());
+        };
+        std::thread::spawn(test).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
+
+    #[test]
+    fn tables_that_a_killed_process_left_are_removed() {
+        let test = || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace, as root");
+            let nft = Nft::new(Launcher::default());
+            nft.apply("table ip shunt-trace-1 { }; table ip6 shunt-trace-1 { }; table ip theirs { }")
+                .expect("made");
+            remove_tables(|name| name == "shunt-trace-1").expect("removed");
+            let listed = nft.list_tables_json().expect("listed");
+            assert!(listed.contains("theirs") && !listed.contains("shunt-trace"), "{listed}");
+        };
+        std::thread::spawn(test).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
 
     #[test]
     fn headers_of_both_families_are_read() {

@@ -18,7 +18,7 @@ use proxy_userspace::{
     kernel::{self, capabilities, command::Launcher},
     node,
     output_file::{self, is_standard_output},
-    probe, yaml,
+    probe, trace, yaml,
 };
 
 use super::{
@@ -70,6 +70,7 @@ pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
              full sync; --cleanup-own removes only what is shunt's"
         );
     }
+    trace::remove_tables();
     check_removed(&dataplane::cleanup(config, &Launcher::default()))?;
     tracing::info!("removed everything that shunt or kube-proxy wrote into the kernel");
     Ok(())
@@ -92,6 +93,7 @@ pub(crate) fn cleanup_own(config: &Config) -> anyhow::Result<()> {
         );
         log_handover("eBPF programs", Ebpf::hand_over(&config.ebpf.pin_dir));
     }
+    trace::remove_tables();
     check_removed(&dataplane::cleanup_ebpf(config, &Launcher::default()))?;
     // With programs, the other proxy has written its rules already.
     leftovers::remove(if pins.is_some() { WhileInUse::Leave } else { WhileInUse::Wait })?;

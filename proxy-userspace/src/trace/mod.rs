@@ -27,6 +27,7 @@ pub use self::pcap::{CaptureError, CaptureFile};
 pub use self::{
     arguments::{TraceArguments, TraceOutput, command},
     filter::{TraceFilter, VerdictFilter},
+    netfilter::remove_tables,
     record::{TraceRecord, TracedEvent, TracedPacket, TracedVerdict},
     server::routes,
     tracer::{LoadPrograms, TraceError, Tracer},

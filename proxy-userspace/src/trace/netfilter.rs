@@ -28,6 +28,7 @@ use crate::{
         packet_trace::{self, Destination, PacketTrace, Sighting, Stage},
     },
     model::{Frontend, IpFamily, Protocol, ServicePortKey},
+    net::TRACE_TABLES,
     sync::{Inspected, Inspector, NoAnswer},
 };
 
@@ -38,46 +39,38 @@ const MOST_PACKETS: usize = 4096;
 /// How many service ports one reading of the loop covers.
 const PORTS_AT_ONCE: usize = 512;
 
-/// How many commands may trace netfilter at a time. Each has a table, whose number is free.
-const MOST_TABLES: u32 = 8;
+/// The names of the tables that are in use. Each command that traces netfilter has one.
+static USED_TABLES: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
 
-/// The numbers of the tables that are in use.
-static TABLES: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
-
-/// The number of a table. It is free again when this is dropped.
+/// The name of a table. It is free again when this is dropped.
 #[derive(Debug)]
-struct TableNumber(u32);
+struct TableLease(&'static str);
 
-impl TableNumber {
+impl TableLease {
     fn take() -> Option<Self> {
-        let mut used = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = (1..=MOST_TABLES).find(|number| used.insert(*number))?;
-        Some(Self(free))
+        let mut used = USED_TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+        TRACE_TABLES.into_iter().find(|name| used.insert(name)).map(Self)
     }
 }
 
-impl Drop for TableNumber {
+impl Drop for TableLease {
     fn drop(&mut self) {
-        TABLES.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        USED_TABLES.lock().unwrap_or_else(PoisonError::into_inner).remove(self.0);
     }
 }
 
-fn table_name(number: u32) -> String {
-    format!("shunt-trace-{number}")
-}
-
-/// Removes what a process that was killed left. The kernel does it itself from 5.12 on.
-pub(super) fn remove_leftovers() {
+/// Removes the tables of traces. No shunt of this network namespace may trace meanwhile: shunt
+/// calls it when it starts, because it may have been killed before, when it ends, and in a cleanup.
+pub fn remove_tables() {
     // A node without nf_tables has none.
-    let names: Vec<String> = (1..=MOST_TABLES).map(table_name).collect();
-    let _ = packet_trace::remove_leftovers(|name| names.iter().any(|ours| ours == name));
+    let _ = packet_trace::remove_tables(|name| TRACE_TABLES.contains(&name));
 }
 
 /// Traces what netfilter translates.
 pub(super) struct NetfilterTrace {
-    // Dropped before its number.
+    // Dropped before its name is free.
     packets: PacketTrace,
-    _number: TableNumber,
+    _table: TableLease,
     ways: Ways,
     names: Names,
     inspector: Inspector,
@@ -87,11 +80,11 @@ impl NetfilterTrace {
     /// Begins to trace connections to the Services of a filter.
     pub(super) async fn start(inspector: &Inspector, filter: &TraceFilter) -> Result<Self, StartError> {
         let destinations = destinations(inspector, filter).await?;
-        let number = TableNumber::take().ok_or(StartError::TooMany)?;
-        let packets = PacketTrace::start(table_name(number.0), destinations)?;
+        let table = TableLease::take().ok_or(StartError::TooMany)?;
+        let packets = PacketTrace::start(table.0, destinations)?;
         Ok(Self {
             packets,
-            _number: number,
+            _table: table,
             ways: Ways::default(),
             names: Names::default(),
             inspector: inspector.clone(),
@@ -152,7 +145,7 @@ pub enum StartError {
     #[error(transparent)]
     NoAnswer(#[from] NoAnswer),
     /// As many commands as may trace do so.
-    #[error("{MOST_TABLES} commands trace already: end one of them")]
+    #[error("{} commands trace already: end one of them", TRACE_TABLES.len())]
     TooMany,
     /// The kernel refused.
     #[error(transparent)]

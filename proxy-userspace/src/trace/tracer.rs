@@ -104,7 +104,7 @@ struct Exchanged {
 impl Tracer {
     /// Returns a tracer that traces nothing yet. Removes what an earlier process left.
     pub fn new(inspector: Inspector, load: LoadPrograms) -> Self {
-        netfilter::remove_leftovers();
+        netfilter::remove_tables();
         Self { inspector, load, running: Arc::default() }
     }
 

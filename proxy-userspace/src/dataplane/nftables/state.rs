@@ -71,7 +71,7 @@ impl State {
     pub(super) fn record(&mut self, family: IpFamily, change: Change) {
         let table = self.table_mut(family);
         match change {
-            Change::AddTable(_) | Change::AddOwnedTable(_) => table.exists = true,
+            Change::AddTable(_) => table.exists = true,
             Change::DeleteTable => *table = Table::default(),
             Change::AddChain(chain) => drop(table.chains.insert(chain.name, Some(Vec::new()))),
             Change::FlushChain(chain) => drop(table.chains.insert(chain, Some(Vec::new()))),

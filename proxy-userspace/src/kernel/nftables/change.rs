@@ -26,10 +26,6 @@ use crate::kernel::netlink::MessageBuffer;
 pub enum Change {
     /// Adds the table, with this comment.
     AddTable(&'static str),
-    /// Adds the table, with this comment, for the socket that makes the change: nobody else can
-    /// change it, and the kernel deletes it when the socket is closed. Minimum kernel: 5.12
-    /// (6001a930ce03).
-    AddOwnedTable(&'static str),
     /// Deletes the table with everything in it.
     DeleteTable,
     /// Adds a chain.
@@ -89,9 +85,6 @@ impl Change {
         let at = format!("{} {table}", NftFamily::of(family).keyword);
         match self {
             Self::AddTable(comment) => format!("add table {at} {{ comment \"{comment}\"; }}"),
-            Self::AddOwnedTable(comment) => {
-                format!("add table {at} {{ flags owner; comment \"{comment}\"; }}")
-            }
             Self::DeleteTable => format!("delete table {at}"),
             Self::AddChain(chain) => format!("add chain {at} {chain}"),
             Self::FlushChain(chain) => format!("flush chain {at} {chain}"),
@@ -115,7 +108,7 @@ impl Change {
     /// Returns the message (`NFT_MSG_*`) and its flags.
     pub(super) const fn message_type(&self) -> (c_int, u16) {
         match self {
-            Self::AddTable(_) | Self::AddOwnedTable(_) => (NFT_MSG_NEWTABLE, NLM_F_CREATE),
+            Self::AddTable(_) => (NFT_MSG_NEWTABLE, NLM_F_CREATE),
             Self::DeleteTable => (NFT_MSG_DELTABLE, 0),
             Self::AddChain(_) => (NFT_MSG_NEWCHAIN, NLM_F_CREATE),
             Self::FlushChain(_) => (NFT_MSG_DELRULE, 0),
@@ -134,10 +127,6 @@ impl Change {
         to.string(NFTA_TABLE_NAME, table);
         match self {
             Self::AddTable(comment) => write_comment(NFTA_TABLE_USERDATA, comment, to),
-            Self::AddOwnedTable(comment) => {
-                to.be_int(NFTA_TABLE_FLAGS, NFT_TABLE_F_OWNER);
-                write_comment(NFTA_TABLE_USERDATA, comment, to);
-            }
             Self::DeleteTable => {}
             Self::AddChain(chain) => {
                 to.string(NFTA_CHAIN_NAME, &chain.name);

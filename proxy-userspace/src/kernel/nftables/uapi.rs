@@ -4,9 +4,7 @@ use crate::kernel::netlink::kernel_constants;
 
 kernel_constants! {
     // enum nft_table_attributes. The name of the table has the number 1 in all messages.
-    NFTA_TABLE_NAME = 1, NFTA_TABLE_FLAGS = 2, NFTA_TABLE_USERDATA = 6,
-    // enum nft_table_flags
-    NFT_TABLE_F_OWNER = 2,
+    NFTA_TABLE_NAME = 1, NFTA_TABLE_USERDATA = 6,
     // enum nft_chain_attributes, enum nft_hook_attributes
     NFTA_CHAIN_NAME = 3, NFTA_CHAIN_HOOK = 4, NFTA_CHAIN_TYPE = 7,
     NFTA_HOOK_HOOKNUM = 1, NFTA_HOOK_PRIORITY = 2,

@@ -56,7 +56,9 @@ fn a_new_namespace_has_nothing_that_matters() {
 fn nft_tables_are_read_without_those_of_shunt() {
     in_new_namespace(|| {
         nft("table inet shunt { chain c { type filter hook prerouting priority raw; tcp dport 1 drop; }; }
-             table ip6 kube-proxy { chain c { type filter hook prerouting priority raw; tcp dport 2 drop; }; }");
+             table ip6 kube-proxy { chain c { type filter hook prerouting priority raw; tcp dport 2 drop; }; }
+             table ip shunt-trace-1 { chain c { type filter hook output priority -150; meta nftrace set 1; }; }
+             table ip6 shunt-trace-8 { chain c { type filter hook output priority -150; meta nftrace set 1; }; }");
         assert_eq!(evidence().tables, []);
         nft("table inet theirs {
                map verdicts { type inet_service : verdict; elements = { 3 : jump others } }

@@ -196,7 +196,13 @@ fn netfilter_is_traced(setup: &Setup, mode: &str, refused_by: &str) -> Result<()
     refused.end_with(&[&of_client, &of_client])?;
     tables_are_removed(&node)?;
     let _killed = Trace::start(&node, setup, "killed", &[])?;
+    // Every program of the node lists tables as JSON.
+    node.world.run(Host::Node1, "nft -j list tables")?;
     node.proxy.kill()?;
+    node.proxy.start(&mut node.world)?;
+    tables_are_removed(&node)?;
+    let _ended = Trace::start(&node, setup, "ended", &[])?;
+    node.proxy.stop()?;
     tables_are_removed(&node)?;
     node.proxy.start(&mut node.world)?;
     node.end()

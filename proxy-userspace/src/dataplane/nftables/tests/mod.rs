@@ -64,7 +64,7 @@ fn check(state: &State, family: IpFamily, change: &Change) {
     let has_set = |name: &Name| table.sets.contains_key(name);
     let has_chain = |name: &Name| table.chains.contains_key(name);
     match change {
-        Change::AddTable(_) | Change::AddOwnedTable(_) => assert!(!table.exists),
+        Change::AddTable(_) => assert!(!table.exists),
         Change::DeleteTable => assert!(table.exists),
         Change::AddChain(chain) => assert!(table.exists && !has_chain(&chain.name), "{}", chain.name),
         Change::FlushChain(chain) => assert!(has_chain(chain), "{chain}"),
