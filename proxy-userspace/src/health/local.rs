@@ -97,6 +97,14 @@ async fn holder(name: &[u8]) -> Holder {
     }
 }
 
+/// Fails if another shunt has the name of an abstract socket.
+pub async fn check_alone(name: &[u8]) -> Result<(), AlreadyRunning> {
+    match holder(name).await {
+        Holder::Shunt(process) => Err(AlreadyRunning { process }),
+        Holder::Stranger | Holder::Nobody => Ok(()),
+    }
+}
+
 /// Takes the name of an abstract socket. Waits some seconds if another shunt has it, which may be
 /// about to end. Returns `None` if another program has it, or if the kernel refuses the socket:
 /// that must not stop shunt.

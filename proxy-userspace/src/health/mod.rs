@@ -24,7 +24,7 @@ use std::{io, net::SocketAddr};
 pub use introspection::{Debugging, Introspection, introspection_routes};
 pub use listen::{HttpServer, bind, serve};
 pub(crate) use local::is_trusted;
-pub use local::{AlreadyRunning, LocalListener, listen_local, serve_local};
+pub use local::{AlreadyRunning, LocalListener, check_alone, listen_local, serve_local};
 pub use node_report::{NodeReport, ReportedMap};
 pub use proxy_health::{NodeObject, ProxyHealth};
 pub use routes::{healthz_routes, metrics_routes, scrape_routes};

@@ -14,12 +14,14 @@ use proxy_userspace::{
     config::{Config, Generated, ProbeOutput},
     dataplane::{Mode, RenderError, ebpf::Ebpf, ipvs},
     doctor::{self, BundledFile, DoctorArguments, Outcome},
-    inspect::print_one,
+    health,
+    inspect::{self, print_one},
     kernel::{self, capabilities, command::Launcher},
     node,
     output_file::{self, is_standard_output},
     probe, trace, yaml,
 };
+use tokio::runtime;
 
 use super::{
     dataplane,
@@ -60,10 +62,11 @@ pub(crate) fn init_only(config: &Config) -> anyhow::Result<()> {
 }
 
 /// Removes everything that shunt or kube-proxy wrote into the kernel, and logs every error. Removes
-/// nothing while a shunt uses the pin directory.
+/// nothing while a shunt uses the pin directory, or runs in this network namespace.
 pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
     capabilities::check_net_admin().context(NOTHING_REMOVED)?;
     let _locked = dataplane::lock_pins(config).context(NOTHING_REMOVED)?;
+    check_alone().context(NOTHING_REMOVED)?;
     if other_proxy::serves(config) {
         tracing::warn!(
             "a proxy runs on this node: --cleanup removes its rules too, and it may write them again only at its next \
@@ -93,12 +96,22 @@ pub(crate) fn cleanup_own(config: &Config) -> anyhow::Result<()> {
         );
         log_handover("eBPF programs", Ebpf::hand_over(&config.ebpf.pin_dir));
     }
-    trace::remove_tables();
+    // A shunt in a mode without programs may be the other proxy, and trace.
+    if check_alone().is_ok() {
+        trace::remove_tables();
+    }
     check_removed(&dataplane::cleanup_ebpf(config, &Launcher::default()))?;
     // With programs, the other proxy has written its rules already.
     leftovers::remove(if pins.is_some() { WhileInUse::Leave } else { WhileInUse::Wait })?;
     tracing::info!("removed what is shunt's from the kernel");
     Ok(())
+}
+
+/// Fails if a shunt runs in this network namespace. It would write again what is removed, and
+/// connections would fail until then.
+fn check_alone() -> anyhow::Result<()> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(health::check_alone(inspect::SOCKET))?)
 }
 
 /// Logs every error of a removal. Fails if there are any.

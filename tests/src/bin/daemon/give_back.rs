@@ -27,7 +27,6 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const ROUNDS: usize = 3;
 const ENDPOINTS: [[Host; 2]; 3] = [[Host::A1, Host::A2], [Host::A2, Host::A3], [Host::A1, Host::A3]];
 const REPLACED: &str = "another proxy wrote rules behind shunt's programs";
-const RUNS: &str = "a proxy runs on this node: --cleanup removes its rules too";
 
 /// A node whose proxy is kube-proxy or shunt.
 struct SharedNode {
@@ -171,18 +170,9 @@ pub(crate) fn programs_stay_until_another_proxy_serves_and_the_next_start_report
     shared.end()
 }
 
-/// Another shunt stands in for kube-proxy, whose rules `--cleanup` removes. It repairs them at
-/// once, while kube-proxy waits for its next full sync.
-pub(crate) fn cleanup_warns_while_another_proxy_serves(setup: &Setup) -> Result<()> {
-    let mut node = TestNode::new(setup, "nftables", "{}")?;
-    node.proxy.clean_up(&node.world)?;
-    ensure!(!node.proxy.log().contains(RUNS), "no proxy runs: {}", node.proxy.log());
-    node.proxy.start(&mut node.world)?;
-    node.proxy.clean_up(&node.world)?;
-    node.wait_for_log(RUNS, Duration::ZERO)?;
-    node.wait_for_log("--cleanup-own removes only what is shunt's", Duration::ZERO)?;
-    node.wait_until_served(&ENDPOINTS[0], TIMEOUT)?;
-    node.end()
+/// In a mode without programs, the socket for commands says that shunt runs.
+pub(crate) fn cleanup_fails_at_once_while_shunt_runs_in_the_nftables_mode(setup: &Setup) -> Result<()> {
+    cleanup_fails_at_once(setup, "nftables", "runs in this network namespace")
 }
 
 /// In the nftables mode, kube-proxy takes the tables over. Its rules are written by nft.
@@ -211,7 +201,11 @@ pub(crate) fn cleanup_own_removes_what_kube_proxy_leaves_in_its_tables(setup: &S
 
 /// The programs of a running shunt are in use, so nothing of it is removed.
 pub(crate) fn cleanup_fails_at_once_while_shunt_runs_in_the_ebpf_mode(setup: &Setup) -> Result<()> {
-    let mut node = TestNode::started(setup, "ebpf", "{}")?;
+    cleanup_fails_at_once(setup, "ebpf", "uses ")
+}
+
+fn cleanup_fails_at_once(setup: &Setup, mode: &str, what_it_does: &str) -> Result<()> {
+    let mut node = TestNode::started(setup, mode, "{}")?;
     let list = format!("nft list tables; bpftool net list; ls -R {}", node.world.pin_directory().display());
     let before = node.world.run(Host::Node1, &list)?;
     let process = node.proxy.process_id().context("it does not run")?;
@@ -219,7 +213,7 @@ pub(crate) fn cleanup_fails_at_once_while_shunt_runs_in_the_ebpf_mode(setup: &Se
         let started = Deadline::after(Duration::from_secs(5));
         ensure!(node.proxy.clean_up(&node.world).is_err(), "it succeeds");
         ensure!(!started.passed(), "it takes too long");
-        let error = format!("nothing was removed: another shunt (process {process}) uses ");
+        let error = format!("nothing was removed: another shunt (process {process}) {what_it_does}");
         node.wait_for_log(&error, Duration::ZERO)
     })?;
     let after = node.world.run(Host::Node1, &list)?;
