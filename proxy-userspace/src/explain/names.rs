@@ -67,6 +67,11 @@ impl ObjectName {
         NamespacedName::parse(namespace, &self.name).ok()
     }
 
+    /// Returns the namespace, if one is given, and the name.
+    pub fn parts(&self) -> (Option<&str>, &str) {
+        (self.namespace.as_deref(), &self.name)
+    }
+
     fn set_namespace(&mut self, namespace: &str) {
         self.namespace.get_or_insert_with(|| namespace.to_owned());
     }

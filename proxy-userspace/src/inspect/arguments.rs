@@ -75,14 +75,15 @@ impl Verb {
         [get(), explain_arguments::command(), trace::command()]
     }
 
-    /// Reads a verb from the command line. `None` if it has none.
-    pub fn read(matches: &ArgMatches) -> Option<Self> {
-        match matches.subcommand()? {
-            ("get", get) => read_get(get).map(Self::Get),
-            ("explain", explain) => explain_arguments::read(explain).map(Self::Explain),
-            ("trace", trace) => TraceArguments::read(trace).map(Self::Trace),
+    /// Reads a verb from the command line. `None` if it has none. The error is for the person who
+    /// wrote it.
+    pub fn read(matches: &ArgMatches) -> Result<Option<Self>, clap::Error> {
+        Ok(match matches.subcommand() {
+            Some(("get", get)) => read_get(get).map(Self::Get),
+            Some(("explain", explain)) => explain_arguments::read(explain).map(Self::Explain),
+            Some(("trace", trace)) => Some(Self::Trace(TraceArguments::read(trace)?)),
             _ => None,
-        }
+        })
     }
 }
 

@@ -28,8 +28,10 @@ struct Versioned<'a> {
 }
 
 /// Where the lines and packets go.
-struct Printer {
-    output: TraceOutput,
+struct Printer<'a> {
+    arguments: &'a TraceArguments,
+    /// When the time is over. `None` also while the trace has not begun.
+    until: Option<Instant>,
     lines: Box<dyn Write>,
     capture: Option<CaptureFile<BufWriter<Box<dyn Write>>>>,
     packets: u64,
@@ -37,14 +39,16 @@ struct Printer {
 
 /// Runs until the time is over, a signal arrives, or the daemon ends it.
 pub(super) async fn trace(arguments: &TraceArguments) -> anyhow::Result<ExitCode> {
-    let capture = arguments.capture.as_deref().map(CaptureFile::create).transpose()?;
+    arguments.capture.as_deref().map(CaptureFile::check_new).transpose()?;
     let is_piped = arguments.capture.as_deref().is_some_and(is_standard_output);
     let lines: Box<dyn Write> = if is_piped { Box::new(stderr()) } else { Box::new(stdout()) };
-    let mut printer = Printer { output: arguments.output, lines, capture, packets: 0 };
     let mut client = Client::connect().await?;
-    let lines = client.trace(&arguments.filter).await?;
-    let until = arguments.limit.map(|limit| Instant::now() + limit);
-    let followed = printer.follow(lines, until).await;
+    tell("prepares…");
+    let records = client.trace(&arguments.filter).await?;
+    // Only now: without a trace there is nothing to write.
+    let capture = arguments.capture.as_deref().map(CaptureFile::create).transpose()?;
+    let mut printer = Printer { arguments, until: None, lines, capture, packets: 0 };
+    let followed = printer.follow(records).await;
     // Also after an error: what was captured before is worth having.
     if let (Some(file), Some(path)) = (&mut printer.capture, &arguments.capture) {
         file.flush()?;
@@ -53,15 +57,12 @@ pub(super) async fn trace(arguments: &TraceArguments) -> anyhow::Result<ExitCode
     followed
 }
 
-impl Printer {
-    async fn follow(
-        &mut self,
-        mut lines: Lines<TraceRecord>,
-        until: Option<Instant>,
-    ) -> anyhow::Result<ExitCode> {
+impl Printer<'_> {
+    async fn follow(&mut self, mut lines: Lines<TraceRecord>) -> anyhow::Result<ExitCode> {
         let (mut interrupt, mut terminate) =
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         loop {
+            let until = self.until;
             let records = tokio::select! {
                 records = lines.next() => records?,
                 _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
@@ -80,10 +81,16 @@ impl Printer {
         }
     }
 
+    /// The time to trace begins.
+    fn start(&mut self) {
+        self.until = self.arguments.limit.map(|limit| Instant::now() + limit);
+        tell(format_args!("traces {}", self.arguments.how_long()));
+    }
+
     /// Prints a record. The end of the trace is an error.
     fn print(&mut self, record: &TraceRecord) -> anyhow::Result<()> {
         match record {
-            TraceRecord::TraceStarted => tell("traces until interrupted"),
+            TraceRecord::TraceStarted => self.start(),
             TraceRecord::TraceAlive => {}
             TraceRecord::TraceEnded { reason } => anyhow::bail!("the trace ended: {reason}"),
             TraceRecord::TracePacket(packet) => {
@@ -92,10 +99,10 @@ impl Printer {
                     self.packets += 1;
                 }
             }
-            TraceRecord::TraceLost { records } if self.output == TraceOutput::Text => {
+            TraceRecord::TraceLost { records } if self.arguments.output == TraceOutput::Text => {
                 tell(format_args!("{records} events or packets were lost: they came too fast"));
             }
-            TraceRecord::TraceEvent(event) if self.output == TraceOutput::Text => {
+            TraceRecord::TraceEvent(event) if self.arguments.output == TraceOutput::Text => {
                 writeln!(self.lines, "{event}")?;
             }
             TraceRecord::TraceLost { .. } | TraceRecord::TraceEvent(_) => {

@@ -85,7 +85,7 @@ pub fn command() -> Command {
 impl TopArguments {
     /// Reads the arguments of the subcommand. The error is for the person who wrote them.
     pub fn read(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let wrong = |text: String| command().error(ErrorKind::ValueValidation, text);
+        let wrong = |text: String| command().bin_name("shunt top").error(ErrorKind::ValueValidation, text);
         let view = matches.get_one("view").copied().unwrap_or(View::Services);
         let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
         let name = text("name");

@@ -1,7 +1,9 @@
 //! What a subscriber of a trace wants to see.
 
 use std::{
+    fmt,
     net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
     str::FromStr,
 };
 
@@ -16,6 +18,11 @@ pub struct TraceFilter {
     pub namespace: Option<String>,
     /// The Service of this name.
     pub name: Option<String>,
+    /// With `name`: its port.
+    pub service_port: Option<FilterPort>,
+    /// The names of this port, once it was found.
+    #[serde(skip)]
+    pub(super) port_names: Option<Vec<String>>,
     /// Connections in which this is the address of the client, the Service or the endpoint.
     pub address: Option<IpAddr>,
     /// With `address`: its port.
@@ -26,6 +33,37 @@ pub struct TraceFilter {
     /// Packets on links too.
     #[serde(default)]
     pub packets: bool,
+}
+
+/// A port of a Service: its name or its number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", from = "String")]
+pub enum FilterPort {
+    /// The number at an address of the Service, or the node port.
+    Number(NonZeroU16),
+    /// The name. It always has a letter.
+    Name(String),
+}
+
+impl From<String> for FilterPort {
+    fn from(text: String) -> Self {
+        text.parse().map_or(Self::Name(text), Self::Number)
+    }
+}
+
+impl From<FilterPort> for String {
+    fn from(port: FilterPort) -> Self {
+        port.to_string()
+    }
+}
+
+impl fmt::Display for FilterPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Name(name) => name.fmt(f),
+        }
+    }
 }
 
 impl TraceFilter {
@@ -53,8 +91,9 @@ impl TraceFilter {
         let Some((namespace, port)) = service.and_then(|service| service.split_once('/')) else {
             return false;
         };
-        let name = port.split_once(':').map_or(port, |(name, _)| name);
-        self.namespace.as_deref().is_none_or(|wanted| wanted == namespace)
+        let (name, port) = port.split_once(':').unwrap_or((port, ""));
+        self.port_names.as_ref().is_none_or(|wanted| wanted.iter().any(|wanted| wanted == port))
+            && self.namespace.as_deref().is_none_or(|wanted| wanted == namespace)
             && self.name.as_deref().is_none_or(|wanted| wanted == name)
     }
 
@@ -162,6 +201,7 @@ mod tests {
             address: Some("fd00::1".parse().expect("an address")),
             verdicts: "refused,dropped".parse().expect("verdicts"),
             packets: true,
+            service_port: Some("80".to_owned().into()),
             ..TraceFilter::default()
         };
         assert_eq!(filter(&serde_urlencoded::to_string(&sent).expect("a query")), sent);

@@ -17,6 +17,7 @@ mod packets;
 mod pcap;
 mod programs;
 mod record;
+mod served;
 mod server;
 mod tracer;
 
@@ -26,7 +27,7 @@ pub use self::no_pcap::{CaptureError, CaptureFile};
 pub use self::pcap::{CaptureError, CaptureFile};
 pub use self::{
     arguments::{TraceArguments, TraceOutput, command},
-    filter::{TraceFilter, VerdictFilter},
+    filter::{FilterPort, TraceFilter, VerdictFilter},
     netfilter::remove_tables,
     record::{TraceRecord, TracedEvent, TracedPacket, TracedVerdict},
     server::routes,

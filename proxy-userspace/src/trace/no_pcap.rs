@@ -28,6 +28,11 @@ impl CaptureFile<BufWriter<Box<dyn Write>>> {
         Err(CaptureError { path: path.into() })
     }
 
+    /// Fails: no file can be written.
+    pub fn check_new(path: &Path) -> Result<(), CaptureError> {
+        Self::create(path).map(drop)
+    }
+
     /// Never runs.
     pub fn write(&mut self, _: &TracedPacket) -> Result<(), CaptureError> {
         match self.never {}

@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     collections::HashMap,
+    error::Error,
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
     time::Duration,
@@ -28,8 +29,18 @@ use crate::output_file;
 #[error("cannot write {}", output_file::name(path))]
 pub struct CaptureError {
     path: PathBuf,
-    #[source]
-    source: PcapError,
+    source: Box<dyn Error + Send + Sync>,
+}
+
+impl CaptureError {
+    fn new(path: &Path, source: PcapError) -> Self {
+        let source = match source {
+            // The error of pcap_file says that bytes could not be read.
+            PcapError::IoError(error) => error.into(),
+            other => other.into(),
+        };
+        Self { path: path.into(), source }
+    }
 }
 
 /// A pcapng file.
@@ -43,15 +54,20 @@ pub struct CaptureFile<W: Write> {
 impl CaptureFile<BufWriter<Box<dyn Write>>> {
     /// Creates the file ([`output_file::create`]).
     pub fn create(path: &Path) -> Result<Self, CaptureError> {
-        let created = output_file::create(path).map_err(PcapError::IoError);
-        let failed = |source| CaptureError { path: path.into(), source };
-        Self::new(path, BufWriter::new(created.map_err(failed)?))
+        let created =
+            output_file::create(path).map_err(|error| CaptureError::new(path, PcapError::IoError(error)));
+        Self::new(path, BufWriter::new(created?))
+    }
+
+    /// Fails if [`Self::create`] would because of what is there ([`output_file::check_new`]).
+    pub fn check_new(path: &Path) -> Result<(), CaptureError> {
+        output_file::check_new(path).map_err(|error| CaptureError::new(path, PcapError::IoError(error)))
     }
 }
 
 impl<W: Write> CaptureFile<W> {
     fn new(path: &Path, to: W) -> Result<Self, CaptureError> {
-        let writer = PcapNgWriter::new(to).map_err(|source| CaptureError { path: path.into(), source })?;
+        let writer = PcapNgWriter::new(to).map_err(|error| CaptureError::new(path, error))?;
         Ok(Self { path: path.into(), writer, links: HashMap::new() })
     }
 
@@ -64,13 +80,15 @@ impl<W: Write> CaptureFile<W> {
             Some(bytes) => self.write_bytes(packet, bytes, &after),
             None => Ok(()),
         });
-        written.map_err(|source| CaptureError { path: self.path.clone(), source })
+        written.map_err(|error| CaptureError::new(&self.path, error))
     }
 
     /// Writes what is buffered.
     pub fn flush(&mut self) -> Result<(), CaptureError> {
-        let failed = |error| CaptureError { path: self.path.clone(), source: PcapError::IoError(error) };
-        self.writer.get_mut().flush().map_err(failed)
+        self.writer
+            .get_mut()
+            .flush()
+            .map_err(|error| CaptureError::new(&self.path, PcapError::IoError(error)))
     }
 
     fn write_bytes(&mut self, packet: &TracedPacket, bytes: &str, comment: &str) -> Result<(), PcapError> {
@@ -132,6 +150,15 @@ mod tests {
             before: STANDARD.encode("before"),
             after: after.map(|bytes| STANDARD.encode(bytes)),
         }
+    }
+
+    #[test]
+    fn the_error_of_the_system_is_the_cause() {
+        let error = CaptureFile::create(Path::new("/nonexistent/x")).map(drop).expect_err("no such folder");
+        assert_eq!(
+            crate::causes::with_causes(&error),
+            "cannot write /nonexistent/x: No such file or directory (os error 2)"
+        );
     }
 
     #[test]

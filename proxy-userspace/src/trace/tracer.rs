@@ -20,6 +20,7 @@ use super::{
     packets::Packet,
     programs::{self, ClockOffset},
     record::{TraceRecord, TracedEvent, TracedPacket},
+    served::{self, NotServed},
 };
 use crate::{
     causes::with_causes,
@@ -49,6 +50,9 @@ pub enum TraceError {
     /// The sync loop did not answer.
     #[error(transparent)]
     NoAnswer(#[from] NoAnswer),
+    /// Nothing would ever be traced.
+    #[error(transparent)]
+    NotServed(#[from] NotServed),
     /// The rules that trace could not be made.
     #[error("cannot trace netfilter: {}", with_causes(.0))]
     Netfilter(#[from] StartError),
@@ -119,6 +123,8 @@ impl Tracer {
         if filter.packets && !has_programs {
             return Err(TraceError::NoPrograms(mode));
         }
+        let find = move |inspected: &Inspected<'_>| served::find(inspected.model.snapshot(), &filter);
+        let filter = self.inspector.read(find).await??;
         let programs = if has_programs { Some(self.follow(filter.packets).await?) } else { None };
         let netfilter = if has_programs && !has_backstop {
             None

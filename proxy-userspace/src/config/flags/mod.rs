@@ -91,7 +91,7 @@ impl Flags {
             write_config_to: given_file(&matches, "write-config-to"),
             init_only: is_on("init-only"),
             probe: matches.subcommand_matches("probe").and_then(|probe| probe.get_one("output").copied()),
-            verb: Verb::read(&matches),
+            verb: Verb::read(&matches)?,
             doctor: matches.subcommand_matches("doctor").and_then(DoctorArguments::read),
             top: matches.subcommand_matches("top").map(TopArguments::read).transpose()?,
             generated: Generated::read(&matches),

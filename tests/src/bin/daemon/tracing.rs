@@ -153,11 +153,14 @@ pub(crate) fn a_trace_is_what_clients_did_and_costs_nothing_otherwise(setup: &Se
     packets_are_captured_before_and_after(&mut node, setup)?;
     node.under_load(|node| {
         for name in ["first", "second", "third"] {
-            let trace = Trace::start(node, setup, name, &["other/service"])?;
+            let trace = Trace::start(node, setup, name, &["192.0.2.99"])?;
             trace.end_with(&[])?;
         }
         Ok(())
     })?;
+    let unknown = node.world.run(Host::Node1, &format!("{} trace default/wbe", setup.shunt.display()));
+    let error = unknown.expect_err("no such Service").to_string();
+    ensure!(error.contains("this node serves no Service default/wbe"), "{error}");
     // A trace that begins before the last one has ended shares its events.
     wait_until_nobody_traces()?;
     remove_endpoints(&mut node)?;
