@@ -47,8 +47,21 @@ static DESTINATIONS: LazyLock<Set> = LazyLock::new(|| Set {
     comment: "",
 });
 
-/// An address of a Service.
-pub type Destination = (SocketAddr, Protocol);
+static ADDRESSES: LazyLock<Set> = LazyLock::new(|| Set {
+    name: "addresses".into(),
+    key: &[FieldType::Address],
+    kind: SetKind::Plain,
+    comment: "",
+});
+
+/// Where packets go that are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Destination {
+    /// An address, a protocol and a port.
+    Port(SocketAddr, Protocol),
+    /// All ports of an address.
+    Address(IpAddr),
+}
 
 /// Where a packet was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,30 +158,42 @@ fn table() -> Vec<(IpFamily, Change)> {
         let hook = Some(Hook { kind: "filter", number, priority });
         Change::AddChain(Chain { name: name.into(), hook })
     };
-    let key = vec![Selector::Destination, Selector::Protocol, Selector::DestinationPort];
-    let rule = Rule::new([
-        Statement::InSet(key, DESTINATIONS.name.clone()),
-        Statement::StateNew,
-        Statement::Limit { rate: RATE, burst: BURST },
-        Statement::Trace,
-    ]);
+    let follow = |key, set: &Set| {
+        Rule::new([
+            Statement::InSet(key, set.name.clone()),
+            Statement::StateNew,
+            Statement::Limit { rate: RATE, burst: BURST },
+            Statement::Trace,
+        ])
+    };
+    let port =
+        follow(vec![Selector::Destination, Selector::Protocol, Selector::DestinationPort], &DESTINATIONS);
+    let address = follow(vec![Selector::Destination], &ADDRESSES);
     let changes = [
         Change::AddTable(COMMENT),
         Change::AddSet(DESTINATIONS.clone()),
+        Change::AddSet(ADDRESSES.clone()),
         chain("prerouting", libc::NF_INET_PRE_ROUTING, BEFORE),
         chain("output", libc::NF_INET_LOCAL_OUT, BEFORE),
         chain("input", libc::NF_INET_LOCAL_IN, AFTER),
         chain("postrouting", libc::NF_INET_POST_ROUTING, AFTER),
-        Change::AddRule("prerouting".into(), rule.clone()),
-        Change::AddRule("output".into(), rule),
+        Change::AddRule("prerouting".into(), port.clone()),
+        Change::AddRule("output".into(), port),
+        Change::AddRule("prerouting".into(), address.clone()),
+        Change::AddRule("output".into(), address),
     ];
     IpFamily::ALL.iter().flat_map(|family| changes.iter().map(|change| (*family, change.clone()))).collect()
 }
 
-fn element((address, protocol): Destination) -> (IpFamily, Change) {
-    let fields = [Field::Address(address.ip()), Field::Protocol(protocol), Field::Port(address.port())];
-    let change = Change::AddElement(&DESTINATIONS, ElementKey::new(&fields), ElementValue::Member(None));
-    (IpFamily::of(address.ip()), change)
+fn element(destination: Destination) -> (IpFamily, Change) {
+    let (set, address, key) = match destination {
+        Destination::Port(to, protocol) => {
+            let key = [Field::Address(to.ip()), Field::Protocol(protocol), Field::Port(to.port())];
+            (&DESTINATIONS, to.ip(), ElementKey::new(&key))
+        }
+        Destination::Address(address) => (&ADDRESSES, address, ElementKey::new(&[Field::Address(address)])),
+    };
+    (IpFamily::of(address), Change::AddElement(set, key, ElementValue::Member(None)))
 }
 
 /// Reads what a datagram reports about packets that the table marked.
@@ -241,8 +266,10 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let _context = runtime.as_ref().expect("a runtime").enter();
             let listed = || Nft::new(Launcher::default()).list_tables_json().expect("listed");
-            let destination = ("10.96.0.80:80".parse().expect("an address"), Protocol::Tcp);
-            let trace = PacketTrace::start("shunt-trace-1", [destination]).expect("it follows");
+            let port = Destination::Port("10.96.0.80:80".parse().expect("an address"), Protocol::Tcp);
+            let addresses = ["10.96.0.80", "fd00::80"].map(|address| address.parse().expect("an address"));
+            let destinations = addresses.map(Destination::Address).into_iter().chain([port]);
+            let trace = PacketTrace::start("shunt-trace-1", destinations).expect("it follows");
             assert_eq!(listed().matches("shunt-trace-1").count(), 2, "{}", listed());
             drop(trace);
             assert!(!listed().contains("shunt-trace"), "{}", listed());

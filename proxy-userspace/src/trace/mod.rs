@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod destinations;
 mod filter;
 mod names;
 mod netfilter;

@@ -7,8 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     mem,
-    net::{IpAddr, SocketAddr},
-    ops::Bound,
+    net::SocketAddr,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -17,6 +16,7 @@ use jiff::Timestamp;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
+    destinations,
     filter::TraceFilter,
     names::Names,
     record::{TracedEvent, TracedVerdict},
@@ -25,10 +25,10 @@ use crate::{
     explain::{Client, Question, Situation, Verdict, explain},
     kernel::{
         KernelError,
-        packet_trace::{self, Destination, PacketTrace, Sighting, Stage},
+        packet_trace::{self, PacketTrace, Sighting, Stage},
     },
-    model::{Frontend, IpFamily, Protocol, ServicePortKey},
-    net::TRACE_TABLES,
+    model::Protocol,
+    net::{OWN_TABLES, TRACE_TABLES},
     sync::{Inspected, Inspector, NoAnswer},
 };
 
@@ -36,8 +36,6 @@ use crate::{
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How many packets on their way are remembered.
 const MOST_PACKETS: usize = 4096;
-/// How many service ports one reading of the loop covers.
-const PORTS_AT_ONCE: usize = 512;
 
 /// The names of the tables that are in use. Each command that traces netfilter has one.
 static USED_TABLES: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
@@ -79,7 +77,7 @@ pub(super) struct NetfilterTrace {
 impl NetfilterTrace {
     /// Begins to trace connections to the Services of a filter.
     pub(super) async fn start(inspector: &Inspector, filter: &TraceFilter) -> Result<Self, StartError> {
-        let destinations = destinations(inspector, filter).await?;
+        let destinations = destinations::of(inspector, filter).await?;
         let table = TableLease::take().ok_or(StartError::TooMany)?;
         let packets = PacketTrace::start(table.0, destinations)?;
         Ok(Self {
@@ -130,7 +128,8 @@ async fn judge(inspector: &Inspector, ways: Vec<Way>) -> Vec<Way> {
     let unjudged = ways.clone();
     let judge = move |inspected: &Inspected<'_>| -> Vec<Way> {
         let judged = ways.into_iter().map(|way| {
-            let is_refused = way.after.is_none() && is_refused(inspected, &way) == Some(true);
+            let is_own = way.after.is_none() && !way.is_ended_by_others();
+            let is_refused = is_own && is_refused(inspected, &way) == Some(true);
             Way { is_refused, ..way }
         });
         judged.collect()
@@ -152,50 +151,6 @@ pub enum StartError {
     Kernel(#[from] KernelError),
 }
 
-/// Returns the destinations that lead to the Services of a filter.
-async fn destinations(inspector: &Inspector, filter: &TraceFilter) -> Result<Vec<Destination>, NoAnswer> {
-    let (mut destinations, mut last) = (Vec::new(), None);
-    loop {
-        let (filter, after) = (filter.clone(), last.take());
-        let read = move |inspected: &Inspected<'_>| part(inspected, &filter, after);
-        let (found, next) = inspector.read(read).await?;
-        destinations.extend(found);
-        match next {
-            Some(key) => last = Some(key),
-            None => break,
-        }
-    }
-    destinations.sort_unstable();
-    destinations.dedup();
-    Ok(destinations)
-}
-
-/// Returns the destinations of some service ports behind a key, and the last key if there are more.
-fn part(
-    inspected: &Inspected<'_>,
-    filter: &TraceFilter,
-    after: Option<ServicePortKey>,
-) -> (Vec<Destination>, Option<ServicePortKey>) {
-    let snapshot = inspected.model.snapshot();
-    let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-    let ports: Vec<_> = snapshot.ports.range((from, Bound::Unbounded)).take(PORTS_AT_ONCE).collect();
-    let last = ports.last().filter(|_| ports.len() == PORTS_AT_ONCE).map(|(key, _)| (*key).clone());
-    let wanted = ports.iter().filter(|(key, _)| filter.matches_service(Some(&key.name.to_string())));
-    let found = wanted.flat_map(|(key, port)| {
-        let addresses = |Frontend { address, port, .. }: &Frontend| -> Vec<SocketAddr> {
-            let at = |address: &IpAddr| SocketAddr::new(*address, port.get());
-            let node_port_addresses = || {
-                let addresses = snapshot.node.node_port_addresses.iter();
-                addresses.filter(|address| IpFamily::of(**address) == key.family).map(at).collect()
-            };
-            address.as_ref().map_or_else(node_port_addresses, |address| vec![at(address)])
-        };
-        let protocol = key.name.protocol;
-        port.frontends.iter().flat_map(addresses).map(move |address| (address, protocol)).collect::<Vec<_>>()
-    });
-    (found.collect(), last)
-}
-
 /// A packet on its way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Way {
@@ -213,6 +168,21 @@ struct Way {
     /// It was refused, and not dropped.
     is_refused: bool,
 }
+
+impl Way {
+    /// Returns true if a rule of somebody else ended its way. The kernel reports the same for a
+    /// rule that drops and for one that rejects.
+    fn is_ended_by_others(&self) -> bool {
+        let is_own = |at: &String| {
+            let (table, chain) = at.split_once(' ').unwrap_or((at, ""));
+            OWN_TABLES.iter().any(|(_, own)| *own == table) || chain.starts_with(OWN_CHAINS)
+        };
+        self.dropped_by.as_ref().is_some_and(|at| !is_own(at))
+    }
+}
+
+/// How the names of chains begin that shunt writes with iptables.
+const OWN_CHAINS: &str = "KUBE-";
 
 /// The packets on their way, and those whose way has ended.
 #[derive(Debug, Default)]
@@ -269,8 +239,12 @@ impl Ways {
 }
 
 fn event(way: Way, names: &mut Names) -> TracedEvent {
+    let is_ended_by_others = way.is_ended_by_others();
     let Way { time, protocol, from, to, link, after, dropped_by, is_refused } = way;
-    let why = dropped_by.unwrap_or_else(|| NOT_SEEN_AGAIN.to_owned());
+    let mut why = dropped_by.unwrap_or_else(|| NOT_SEEN_AGAIN.to_owned());
+    if is_ended_by_others {
+        why.push_str(DROPPED_OR_REJECTED);
+    }
     let (verdict, reason) = match after {
         Some(after) if after == to => (TracedVerdict::Passed, None),
         Some(_) => (TracedVerdict::Translated, None),
@@ -297,6 +271,9 @@ fn event(way: Way, names: &mut Names) -> TracedEvent {
 
 /// The reason for a packet that no rule of nf_tables dropped, and that does not get through.
 const NOT_SEEN_AGAIN: &str = "not_seen_again";
+
+/// What is added to the table and chain of others.
+const DROPPED_OR_REJECTED: &str = ", which drops or rejects it";
 
 /// Returns true if shunt refuses this connection. The kernel reports only that a rule ended the way
 /// of the packet, and some rules drop for one destination and reject for another.
@@ -363,6 +340,23 @@ mod tests {
             let [event] = &ways(&sightings, waits)[..] else { panic!("one packet") };
             assert_eq!((event.verdict, event.reason.as_deref()), (verdict, reason));
             assert_eq!(event.endpoint, endpoint.map(address));
+        }
+    }
+
+    #[test]
+    fn rule_of_others_may_drop_or_reject() {
+        let before = sighting(Stage::Before, "10.96.0.80:80");
+        for (at, is_of_others) in [
+            ("filter input", true),
+            ("filter INPUT", true),
+            ("filter KUBE-EXTERNAL-SERVICES", false),
+            ("kube-proxy firewall-x", false),
+        ] {
+            let ended = Sighting { at: at.to_owned(), ..sighting(Stage::Dropped, "") };
+            let [event] = &ways(&[before.clone(), ended], false)[..] else { panic!("one packet") };
+            let reason =
+                if is_of_others { format!("{at}, which drops or rejects it") } else { at.to_owned() };
+            assert_eq!((event.verdict, &event.reason), (TracedVerdict::Dropped, &Some(reason)));
         }
     }
 
