@@ -42,8 +42,8 @@ kinds! {
         "Services changed a while ago, and the kernel does not have the change yet",
         "look at SyncFailing; otherwise the node is short of CPU, or a command of iptables or nft hangs";
     WATCH_FAILING: Error "WatchFailing",
-        "shunt does not get changes from the API server; the last known Services keep working",
-        "check the address of the API server (--master or clientConnection.kubeconfig), its certificate, and the permissions of the service account";
+        "shunt does not get changes from the API server, or of the directory of manifests; the last known Services keep working",
+        "check the address of the API server (--master or clientConnection.kubeconfig), its certificate, and the permissions of the service account; with --manifests, mend what the error names";
     CONFIGURATION_REFUSED: Error "ConfigurationRefused",
         "shunt does not use the changed configuration file: its settings stay as they were, and its next start fails",
         "correct the file, or what it names; shunt reads it again at once";
@@ -62,6 +62,9 @@ kinds! {
     NETFILTER_ON_LINKS: Info "NetfilterOnLinks",
         "rules or filters of others need netfilter's translation, so netfilter serves the links; Services work",
         "nothing has to be done; docs/ebpf.md says which rules decide this";
+    OTHERS_UNREADABLE: Warning "OthersUnreadable",
+        "shunt does not know whether rules of others need netfilter's translation, so netfilter serves the links: Services work, and connections from outside are slower",
+        "mend what the error names, such as a command of nft or iptables that is missing or crashes; shunt reads again by itself";
     SOCKETS_LEFT_ALONE: Info "SocketsLeftAlone",
         "programs serve only sockets of the node itself; packets of pods are translated on their links",
         "nothing has to be done, unless the reason names a missing capability";

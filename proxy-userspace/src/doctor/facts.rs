@@ -29,6 +29,8 @@ pub(super) struct Facts {
     pub(super) sysctls: Sysctls,
     /// The rules and filters of others. `None` if they could not be read.
     pub(super) evidence: Option<Evidence>,
+    /// This process has the user ID 0.
+    pub(super) is_root: bool,
     /// The security module that confines this process, if no daemon says what confines it.
     pub(super) confinement: Option<Confinement>,
     /// What could not be read, with the error.

@@ -2,6 +2,7 @@
 
 use std::{fmt::Display, path::Path};
 
+use nix::unistd::Uid;
 use tokio::runtime;
 
 use super::{
@@ -61,6 +62,7 @@ pub(super) fn facts(arguments: &DoctorArguments, launcher: &Launcher) -> Facts {
         pins: unread.or_default(pins),
         sysctls: sysctls(&mut unread),
         evidence: unread.or_default(evidence),
+        is_root: Uid::effective().is_root(),
         confinement: if has_report { None } else { Confinement::of_this_process() },
         unread: unread.0,
     }

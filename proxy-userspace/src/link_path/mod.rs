@@ -29,7 +29,7 @@ pub use self::{
     dropping::{DroppingChain, drops_before_services, forward_drops},
     judge::judge,
     read::{read, read_tables},
-    report::{DirectPath, Settings, report},
+    report::{CANNOT_READ, DirectPath, Settings, report},
     way::{Way, meets},
 };
 use crate::kernel::{foreign_filters::LinkFilter, xfrm::Policy};

@@ -50,6 +50,9 @@ pub struct Settings {
     pub scope: DirectScope,
 }
 
+/// How the reason of a path begins that was chosen because something could not be read.
+pub const CANNOT_READ: &str = "shunt cannot read what other programs set up";
+
 impl Settings {
     /// Returns the path while it is not known what others set up, for this reason.
     pub fn path_without_evidence(&self, why: Arc<str>) -> LinkPath {
@@ -90,7 +93,7 @@ pub async fn report(
                         }
                     );
                 }
-                let why: Arc<str> = format!("shunt cannot read what other programs set up: {error}").into();
+                let why: Arc<str> = format!("{CANNOT_READ}: {error}").into();
                 settings.path_without_evidence(why)
             }
         };

@@ -226,7 +226,7 @@ async fn judge(
         if let Err(error) = report.await {
             let error = with_causes(&error);
             tracing::warn!(error, "cannot watch what other programs set up on this node");
-            let why = format!("shunt cannot watch what other programs set up: {error}").into();
+            let why = format!("{}: {error}", link_path::CANNOT_READ).into();
             report_to.send_replace(Some(settings.path_without_evidence(why)));
         }
         pending::<()>().await;

@@ -10,6 +10,7 @@ use super::super::{
 use crate::{
     health::{NodeReport, ReportedMap, WatchReport},
     inspect::{DriftRow, LeftOutRow},
+    link_path::CANNOT_READ,
 };
 
 /// How long a change may wait before it is a finding. A full sync of a netfilter mode takes
@@ -55,9 +56,11 @@ fn of_report(report: &NodeReport) -> Vec<Finding> {
     each(&catalog::MANIFESTS_UNREADABLE, &report.unreadable_manifests);
     each(&catalog::LINK_LEFT_OUT, &report.left_out_links);
     each(&catalog::LINK_DISPLACED, &report.displaced_links);
+    let is_unread = report.netfilter_on_links.as_ref().is_some_and(|why| why.starts_with(CANNOT_READ));
+    let on_links = if is_unread { &catalog::OTHERS_UNREADABLE } else { &catalog::NETFILTER_ON_LINKS };
     let reasons = [
         (&catalog::CONFIGURATION_REFUSED, &report.configuration_refused),
-        (&catalog::NETFILTER_ON_LINKS, &report.netfilter_on_links),
+        (on_links, &report.netfilter_on_links),
         (&catalog::SOCKETS_LEFT_ALONE, &report.sockets_left_alone),
     ];
     for (kind, reason) in reasons {

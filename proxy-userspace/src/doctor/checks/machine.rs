@@ -7,11 +7,7 @@ use super::super::{
     catalog::{self, Kind},
     facts::{Facts, Sysctls},
 };
-use crate::{
-    dataplane::Mode,
-    net::IpFamily,
-    probe::{Evaluation, Lack},
-};
+use crate::{dataplane::Mode, net::IpFamily, probe::Lack};
 
 /// When the table of conntrack counts as nearly full, in percent.
 const NEARLY_FULL: i64 = 80;
@@ -22,7 +18,7 @@ const MAX_NAMED: usize = 5;
 
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     let mode = facts.daemon.report().and_then(|report| Mode::from_name(report.mode.as_deref()?));
-    let mut findings = features(&facts.evaluation, mode);
+    let mut findings = features(facts, mode);
     let families = facts.daemon.report().map_or(&[][..], |report| &report.families);
     findings.extend(forwarding(&facts.sysctls, families));
     findings.extend(conntrack(&facts.sysctls));
@@ -39,15 +35,21 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
+const UNCHECKED: &str = "cannot check what each mode needs: only root can";
+
 /// Judges what the mode that runs lacks, or what every mode lacks if none runs.
-fn features(evaluation: &Evaluation, mode: Option<Mode>) -> Vec<Finding> {
+fn features(facts: &Facts, mode: Option<Mode>) -> Vec<Finding> {
+    let Facts { evaluation, is_root, .. } = facts;
     let found = |kind: &Kind, lacks: &[Lack]| -> Vec<Finding> {
         let finding = |lack: &Lack| Finding::new(kind, lack.to_string()).with_remedy(&*lack.remedy);
         lacks.iter().map(finding).collect()
     };
     let Some(running) = mode else {
-        let none = evaluation.auto.is_none().then(|| Finding::new(&catalog::NO_MODE_WORKS, &*evaluation.why));
-        return none.into_iter().collect();
+        return match evaluation.auto {
+            Some(_) => Vec::new(),
+            None if *is_root => vec![Finding::new(&catalog::NO_MODE_WORKS, &*evaluation.why)],
+            None => vec![Finding::new(&catalog::CHECK_FAILED, UNCHECKED)],
+        };
     };
     let supports = evaluation.modes.iter().filter(|support| support.mode == running);
     let both = |support: &crate::probe::ModeSupport| {

@@ -65,6 +65,7 @@ fn healthy() -> Facts {
             route_localnet: [("all".into(), 0), ("eth0".into(), 0), ("lo".into(), 1)].into(),
         },
         evidence: Some(Evidence::default()),
+        is_root: true,
         confinement: None,
         unread: Vec::new(),
     }
@@ -133,6 +134,14 @@ const OF_THE_DAEMON: &[(&Kind, Fault, &str)] = &[
         &catalog::NETFILTER_ON_LINKS,
         |facts| report_of(facts).netfilter_on_links = Some("a rule of others".into()),
         "a rule of others",
+    ),
+    (
+        &catalog::OTHERS_UNREADABLE,
+        |facts| {
+            let why = "shunt cannot read what other programs set up: nft was ended by a signal";
+            report_of(facts).netfilter_on_links = Some(why.into());
+        },
+        "nft was ended by a signal",
     ),
     (
         &catalog::SOCKETS_LEFT_ALONE,
@@ -229,6 +238,11 @@ const WITHOUT_DAEMON: &[(&Kind, Fault, &str)] = &[
     (&catalog::OTHER_RULES, |facts| facts.rules.push(Mode::Nftables), "the mode nftables"),
     (&catalog::NO_MODE_WORKS, |facts| facts.evaluation.auto = None, "it is the preferred mode"),
     (
+        &catalog::CHECK_FAILED,
+        |facts| (facts.evaluation.auto, facts.is_root) = (None, false),
+        "what each mode needs: only root can",
+    ),
+    (
         &catalog::NETFILTER_ON_LINKS,
         |facts| {
             facts.evidence =
@@ -280,6 +294,14 @@ fn without_a_daemon_that_is_a_finding_and_the_other_checks_still_run() {
         let is_there = found.iter().any(|(id, text)| *id == kind.id && text.contains(message));
         assert!(is_there, "{}: {found:?}", kind.id);
     }
+}
+
+#[test]
+fn a_user_who_may_not_look_is_not_told_that_no_mode_works() {
+    let mut facts = Facts { daemon: Daemon::Silent("refused".into()), is_root: false, ..healthy() };
+    facts.evaluation.auto = None;
+    let ids: Vec<_> = found(&facts).into_iter().map(|(id, _)| id).collect();
+    assert_eq!(ids, ["DaemonSilent", "CheckFailed"]);
 }
 
 #[test]

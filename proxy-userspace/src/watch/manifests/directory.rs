@@ -256,8 +256,17 @@ impl Directory {
         }
         let path = self.path.join(&*name).display().to_string();
         let Some(file) = self.files.get_mut(&name) else { return };
-        for (_, error) in contents.errors.iter().filter(|error| !file.errors.contains(error)) {
-            error!(file = path, "cannot use manifest: {error}; its last good version stays in effect");
+        for (object, error) in contents.errors.iter().filter(|error| !file.errors.contains(error)) {
+            // Objects of the last good version are kept.
+            let is_in_effect = object
+                .as_ref()
+                .map_or(!contents.objects.is_empty(), |object| contents.objects.contains_key(object));
+            let consequence = if is_in_effect {
+                "its last good version stays in effect"
+            } else {
+                "it had no good version, so nothing of it is in effect"
+            };
+            error!(file = path, "cannot use manifest: {error}; {consequence}");
         }
         if contents.errors.is_empty() && !file.errors.is_empty() {
             info!(file = path, "the manifest's errors are gone");

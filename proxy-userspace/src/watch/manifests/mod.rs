@@ -68,7 +68,7 @@ impl ManifestSource {
         Self { dir: dir.into(), status: watch::Sender::default() }
     }
 
-    /// Returns the source's state. An error in a manifest counts for all kinds.
+    /// Returns the source's state. The watch of the directory is that of all kinds.
     pub fn status(&self) -> watch::Receiver<WatchStatus> {
         self.status.subscribe()
     }
@@ -117,9 +117,7 @@ impl ManifestSource {
     /// Updates the status. Receivers are notified only of differences.
     fn report(&self, directory: &Directory, watch_error: Option<&str>) {
         let manifest_errors = manifest_errors(directory);
-        let texts = watch_error.into_iter().chain(manifest_errors.texts.iter().map(|text| &**text));
-        let text = texts.collect::<Vec<_>>().join("; ");
-        let last_error = Some(text).filter(|text| !text.is_empty());
+        let last_error = watch_error.map(ToOwned::to_owned);
         self.status.send_if_modified(|status| {
             let before = status.clone();
             status.manifest_errors = manifest_errors;

@@ -206,7 +206,10 @@ pub(crate) fn cleanup_fails_at_once_while_shunt_runs_in_the_ebpf_mode(setup: &Se
 
 fn cleanup_fails_at_once(setup: &Setup, mode: &str, what_it_does: &str) -> Result<()> {
     let mut node = TestNode::started(setup, mode, "{}")?;
-    let list = format!("nft list tables; bpftool net list; ls -R {}", node.world.pin_directory().display());
+    let list = format!(
+        "nft list tables; bpftool net list; ls -R {} 2>&1 || true",
+        node.world.pin_directory().display()
+    );
     let before = node.world.run(Host::Node1, &list)?;
     let process = node.proxy.process_id().context("it does not run")?;
     node.under_load(|node| {

@@ -62,12 +62,15 @@ impl Scene {
         self.log.split_off(self.log.len() - number)
     }
 
-    /// Waits for an error in the status, empty for none, and returns it.
+    /// Waits for an error of the watch or of manifests in the status, empty for none, and returns it.
     async fn error(&mut self, is_expected: impl Fn(&str) -> bool) -> String {
-        let matches =
-            |status: &WatchStatus| is_expected(status.services.last_error.as_deref().unwrap_or_default());
+        let text = |status: &WatchStatus| {
+            let errors = status.services.last_error.iter().chain(&status.manifest_errors.texts);
+            errors.map(String::as_str).collect::<Vec<_>>().join("; ")
+        };
+        let matches = |status: &WatchStatus| is_expected(&text(status));
         let status = timeout(DEADLINE, self.status.wait_for(matches)).await.unwrap().unwrap();
-        status.services.last_error.clone().unwrap_or_default()
+        text(&status)
     }
 }
 
@@ -192,6 +195,7 @@ async fn an_invalid_document_is_reported_and_keeps_its_last_object() {
     assert!(error.ends_with(expected), "{error}");
     let errors = scene.status.borrow().manifest_errors.clone();
     assert_eq!((errors.count, errors.texts), (1, vec![error]));
+    assert_eq!(scene.status.borrow().services.last_error, None, "the directory is watched");
     scene.write("a.yaml", &documents(&[service("a", 3), service("b", 2)]));
     assert_eq!(scene.events(1).await, ["Service + a:3"]);
     scene.error(str::is_empty).await;
