@@ -1,6 +1,9 @@
 //! Errors of a configuration, and settings without an effect.
 
-use std::{fmt, io, path::PathBuf};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+};
 
 /// A setting whose value cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,10 +68,35 @@ pub enum ConfigError {
     )]
     SeveralDocuments(PathBuf),
     /// Some settings cannot be used.
-    #[error("invalid configuration:{}", lines(.0))]
-    Invalid(Vec<InvalidSetting>),
+    #[error("invalid configuration{}:{}{}", named(file.as_deref()), lines(invalid), without_effect(ineffective))]
+    Invalid {
+        /// The file that was read, whose settings these may be.
+        file: Option<PathBuf>,
+        /// What cannot be used.
+        invalid: Vec<InvalidSetting>,
+        /// What would have no effect, such as a field whose name is misspelt.
+        ineffective: Vec<IneffectiveSetting>,
+    },
 }
 
-fn lines(settings: &[InvalidSetting]) -> String {
+impl ConfigError {
+    /// Returns the error with the file that was read.
+    pub(super) fn in_file(mut self, read: Option<PathBuf>) -> Self {
+        if let Self::Invalid { file, .. } = &mut self {
+            *file = read;
+        }
+        self
+    }
+}
+
+fn named(file: Option<&Path>) -> String {
+    file.map(|path| format!(" (flags and the file {})", path.display())).unwrap_or_default()
+}
+
+fn lines(settings: &[impl fmt::Display]) -> String {
     settings.iter().fold(String::new(), |lines, setting| lines + "\n  " + &setting.to_string())
+}
+
+fn without_effect(settings: &[IneffectiveSetting]) -> String {
+    if settings.is_empty() { String::new() } else { format!("\nwithout an effect:{}", lines(settings)) }
 }

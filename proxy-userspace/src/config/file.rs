@@ -36,6 +36,10 @@ impl ConfigFile {
         }
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(super) fn yaml(&self) -> Result<serde_yaml_ng::Value, ConfigError> {
         // Some editors write a mark of the byte order.
         let text = self.text.strip_prefix('\u{feff}').unwrap_or(&self.text);

@@ -213,14 +213,14 @@ fn ip_address(text: &str) -> Result<IpAddr, &'static str> {
     text.parse().map_err(|_| "must be an IP address, such as 10.244.1.7")
 }
 
-/// Reads a time in seconds, or with one of the units s, m, h and d.
+/// Reads a time with one of the units s, m, h and d, in seconds.
 fn seconds(text: &str) -> Result<u64, String> {
     let (number, unit) = match text.char_indices().last() {
         Some((at, 's')) => (&text[..at], 1),
         Some((at, 'm')) => (&text[..at], 60),
         Some((at, 'h')) => (&text[..at], 3600),
         Some((at, 'd')) => (&text[..at], 86_400),
-        _ => (text, 1),
+        _ => ("", 0),
     };
     let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
     seconds.ok_or_else(|| format!("{text} is no time: must be a whole number with s, m, h or d, such as 90s"))
@@ -246,8 +246,8 @@ mod tests {
     }
 
     #[test]
-    fn a_time_has_a_unit_or_is_in_seconds() {
-        for (text, expected) in [("90", 90), ("90s", 90), ("5m", 300), ("2h", 7200), ("1d", 86_400)] {
+    fn a_time_has_a_unit() {
+        for (text, expected) in [("90s", 90), ("5m", 300), ("2h", 7200), ("1d", 86_400)] {
             let Ok(Some(Verb::Get(get))) = verb(&["get", "flows", "--min-idle", text]) else {
                 panic!("{text}")
             };
@@ -280,6 +280,8 @@ mod tests {
             ),
             (&["trace", "--for", "0s"], "0s is no duration: must be like 10s"),
             (&["get", "flows", "--min-idle", "soon"], "soon is no time"),
+            (&["get", "flows", "--min-idle", "5"], "5 is no time: must be a whole number with s, m, h or d"),
+            (&["trace", "--for", "5"], "5 is no duration: must be like 10s"),
             (&["get", "flows", "--client", "n1"], "must be an IP address, such as 10.244.1.7"),
             (&["get", "services", "-o", "xml"], "must be table, wide, json, yaml or jsonpath"),
             (&["get", "services", "-o", "jsonpath={.items"], "a brace is not closed"),

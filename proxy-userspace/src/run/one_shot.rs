@@ -26,7 +26,7 @@ use tokio::runtime;
 use super::{
     dataplane,
     leftovers::{self, WhileInUse},
-    other_proxy,
+    log_ineffective_settings, other_proxy,
     standard_error::tell,
     takeover::log_handover,
 };
@@ -40,6 +40,7 @@ pub(crate) fn write_config(config: &Config, path: &Path) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| {
         format!("cannot write the configuration to {} (--write-config-to)", path.display())
     })?;
+    log_ineffective_settings(config);
     tracing::info!(file = %path.display(), "wrote the configuration");
     Ok(())
 }
@@ -191,7 +192,7 @@ pub(crate) fn generate(generated: &Generated) -> ExitCode {
         // The reader of the output has enough, as with `| head`.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            tell(error);
+            tell(format_args!("cannot write to standard output: {error}"));
             ExitCode::FAILURE
         }
     }

@@ -56,7 +56,9 @@ impl Config {
         auto: Mode,
     ) -> Result<Self, ConfigError> {
         let yaml = file.as_ref().map(ConfigFile::yaml).transpose()?;
-        let config = Self::from_parts(flags, yaml.as_ref(), environment, auto)?;
+        let path = || file.as_ref().map(|file| file.path().to_owned());
+        let config = Self::from_parts(flags, yaml.as_ref(), environment, auto);
+        let config = config.map_err(|error| error.in_file(path()))?;
         Ok(Self { file, ..config })
     }
 
@@ -116,8 +118,11 @@ fn resolve(mut settings: Settings, environment: &Environment, auto: Mode) -> Res
     };
     settings.find_ineffective(mode);
     let (invalid, ineffective) = settings.finish();
+    if !invalid.is_empty() {
+        return Err(ConfigError::Invalid { file: None, invalid, ineffective });
+    }
     config.ineffective = ineffective;
-    if invalid.is_empty() { Ok(config) } else { Err(ConfigError::Invalid(invalid)) }
+    Ok(config)
 }
 
 /// Returns the section with the masquerade settings of a mode. As in upstream's conversion, a mode

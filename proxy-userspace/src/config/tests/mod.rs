@@ -67,7 +67,9 @@ fn load(file: &str, flags: &[&str]) -> Config {
 
 fn invalid(file: Option<&str>, flags: &[&str]) -> Vec<String> {
     match load_with(file, flags, &environment()) {
-        Err(ConfigError::Invalid(settings)) => settings.iter().map(ToString::to_string).collect(),
+        Err(ConfigError::Invalid { invalid: settings, .. }) => {
+            settings.iter().map(ToString::to_string).collect()
+        }
         other => panic!("expected an invalid configuration, got {other:?}"),
     }
 }

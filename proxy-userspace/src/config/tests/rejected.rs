@@ -81,7 +81,8 @@ fn flags_are_reported_by_their_own_name() {
 
 #[test]
 fn a_missing_host_name_or_cgroup_names_the_setting() {
-    let Err(ConfigError::Invalid(settings)) = load_with(None, &["--mode=ebpf"], &Environment::default())
+    let Err(ConfigError::Invalid { invalid: settings, .. }) =
+        load_with(None, &["--mode=ebpf"], &Environment::default())
     else {
         panic!("neither a host name nor a cgroup2 mount, and still a configuration");
     };
