@@ -94,7 +94,7 @@ pub enum KernelError {
         process: Option<u32>,
     },
     /// There is no cgroup v2 hierarchy.
-    #[error("no cgroup2 filesystem is mounted: mount one and set it with --cgroup-root")]
+    #[error("no cgroup2 filesystem is mounted")]
     NoCgroup2,
     /// This process may not use eBPF: these capabilities are missing.
     #[error("eBPF needs root, or the capabilities CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; missing: {0}")]

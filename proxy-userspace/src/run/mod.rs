@@ -33,6 +33,7 @@ use self::{
     reload::{Reload, ReloadAction},
     takeover::Takeover,
 };
+use anyhow::Context as _;
 use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
@@ -86,6 +87,8 @@ pub(crate) async fn run(
     set_log_filter: SetLogFilter,
     shutdown: CancellationToken,
 ) -> anyhow::Result<Exit> {
+    let (source, proxies) = (&choice.config.source, &choice.environment.proxies);
+    start_check::check_path(source, proxies).await.context(sources::CANNOT_WATCH)?;
     let local = tokio::select! {
         biased;
         () = shutdown.cancelled() => return Ok(Exit::Shutdown),

@@ -35,6 +35,9 @@ const PROMPT: Duration = Duration::from_secs(2);
 /// How long the end of the process may wait until its last Events are written.
 const LAST_EVENTS: Duration = Duration::from_secs(5);
 
+/// What fails if the source of objects fails.
+pub(super) const CANNOT_WATCH: &str = "cannot watch Services, EndpointSlices and Nodes";
+
 /// Starts all sources.
 pub(super) fn start(
     ModeChoice { config, environment, launcher, pods, .. }: &ModeChoice,
@@ -53,7 +56,7 @@ pub(super) fn start(
         pods.clone(),
         to_loop,
     );
-    tasks.spawn(async move { objects.await.context("cannot watch Services, EndpointSlices and Nodes") });
+    tasks.spawn(async move { objects.await.context(CANNOT_WATCH) });
     let drift = Arc::new(Notify::new());
     let node_facts = node_facts::start(config, launcher, &drift, outputs, tasks);
     tasks.spawn(report_removals(config.mode, Arc::clone(&drift)));

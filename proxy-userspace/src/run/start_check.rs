@@ -31,6 +31,19 @@ pub(super) async fn check(
     task::spawn_blocking(move || check_mode(&running, &choose()?)).await?
 }
 
+/// Fails if the directory of manifests or the kubeconfig is not there. This costs nothing, so that a
+/// start can check it before it changes the node.
+pub(super) async fn check_path(source: &ObjectSource, proxies: &ProxyVariables) -> Result<(), WatchError> {
+    let path = match source {
+        ObjectSource::Manifests(directory) => Some(directory),
+        ObjectSource::Api { kubeconfig, .. } => kubeconfig.as_ref(),
+    };
+    match path {
+        Some(path) if !path.exists() => check_source(source, proxies).await,
+        _ => Ok(()),
+    }
+}
+
 async fn check_source(source: &ObjectSource, proxies: &ProxyVariables) -> Result<(), WatchError> {
     match source {
         ObjectSource::Manifests(directory) => ManifestSource::new(directory).check(),
@@ -102,6 +115,20 @@ mod tests {
     };
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_source_that_is_not_there_is_found_without_the_kernel() {
+        let check = async |flag| {
+            let flags = Flags::parse(["shunt", "--mode", "nftables", flag, "/nonexistent"]);
+            let environment = Environment::of_this_process();
+            let config = Config::load(&flags.expect("valid flags"), &environment).expect("valid");
+            check_path(&config.source, &environment.proxies).await
+        };
+        for flag in ["--manifests", "--kubeconfig"] {
+            assert!(check(flag).await.is_err(), "{flag}");
+        }
+        assert!(check("--bpf-pin-dir").await.is_ok(), "the service account may come later");
+    }
 
     /// Needs root, as every test of the kernel. A kernel without IPVS lacks every scheduler.
     #[test]

@@ -5,6 +5,7 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::Context as _;
 use proxy_userspace::{
     inspect::{API_VERSION, Client, Lines},
     output_file::{self, is_standard_output},
@@ -59,8 +60,9 @@ pub(super) async fn trace(arguments: &TraceArguments) -> anyhow::Result<ExitCode
 
 impl Printer<'_> {
     async fn follow(&mut self, mut lines: Lines<TraceRecord>) -> anyhow::Result<ExitCode> {
+        let listen = |kind| signal(kind).context("cannot wait for signals");
         let (mut interrupt, mut terminate) =
-            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+            (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
         loop {
             let until = self.until;
             let records = tokio::select! {

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Context as _;
 use proxy_userspace::{
     causes::with_causes,
     inspect::{
@@ -29,24 +30,33 @@ const WATCH_PERIOD: Duration = Duration::from_secs(1);
 
 /// Runs a verb to its end.
 pub(crate) fn verb(verb: &Verb) -> ExitCode {
-    let done =
-        runtime::Builder::new_current_thread().enable_all().build().map_err(Into::into).and_then(|runtime| {
-            runtime.block_on(async {
-                match verb {
-                    Verb::Get(arguments) => get(arguments).await,
-                    Verb::Explain(arguments) => explain(arguments).await,
-                    Verb::Trace(arguments) => trace(arguments).await,
-                }
-            })
-        });
+    let runtime = runtime::Builder::new_current_thread().enable_all().build();
+    let done = runtime.context("cannot start the runtime").and_then(|runtime| {
+        runtime.block_on(async {
+            match verb {
+                Verb::Get(arguments) => get(arguments).await,
+                Verb::Explain(arguments) => explain(arguments).await,
+                Verb::Trace(arguments) => trace(arguments).await,
+            }
+        })
+    });
     match done {
         Ok(code) => code,
         // The reader of the output has enough, as with `| head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            tell(with_causes(error.as_ref()));
+            tell_error(&error);
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Writes an error of a command. Only errors of standard output have no context.
+pub(super) fn tell_error(error: &anyhow::Error) {
+    if error.is::<io::Error>() && error.chain().len() == 1 {
+        tell(format_args!("cannot write to standard output: {error}"));
+    } else {
+        tell(with_causes(error.as_ref()));
     }
 }
 

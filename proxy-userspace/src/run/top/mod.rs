@@ -9,7 +9,6 @@ use std::{
 };
 
 use proxy_userspace::{
-    causes::with_causes,
     inspect,
     top::{Rows, Sampler, TopArguments, TopRow, sort_and_filter},
 };
@@ -19,7 +18,7 @@ use tokio::{runtime, time::sleep};
 use self::live::show;
 use super::{
     standard_error::tell,
-    verbs::{WRONG_USAGE, is_broken_pipe},
+    verbs::{WRONG_USAGE, is_broken_pipe, tell_error},
 };
 
 /// Runs `shunt top` to its end.
@@ -31,7 +30,7 @@ pub(crate) fn top(arguments: &TopArguments) -> ExitCode {
     }
     let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return failed(&error.into()),
+        Err(error) => return failed(&anyhow::Error::new(error).context("cannot start the runtime")),
     };
     let done = if arguments.once {
         runtime.block_on(print_once(arguments)).map(|()| ExitCode::SUCCESS)
@@ -46,7 +45,7 @@ pub(crate) fn top(arguments: &TopArguments) -> ExitCode {
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {
-    tell(with_causes(error.as_ref()));
+    tell_error(error);
     ExitCode::FAILURE
 }
 

@@ -192,6 +192,9 @@ fn netfilter_is_traced(setup: &Setup, mode: &str, refused_by: &str) -> Result<()
     let [of_node, of_pod, of_dns, of_client] = &lines_of_clients(false);
     only_dns.end_with(&[of_dns, of_dns])?;
     trace.end_with(&[of_node, of_node, of_pod, of_pod, of_dns, of_dns, of_client, of_client])?;
+    if mode == "nftables" {
+        port_without_a_service_is_traced(&mut node, setup)?;
+    }
     remove_endpoints(&mut node)?;
     let refused = Trace::start(&node, setup, "refused", &["--verdict", "refused,dropped"])?;
     connect(&mut node, Host::Client, NODE_PORT, Protocol::Tcp, false)?;
@@ -209,6 +212,14 @@ fn netfilter_is_traced(setup: &Setup, mode: &str, refused_by: &str) -> Result<()
     tables_are_removed(&node)?;
     node.proxy.start(&mut node.world)?;
     node.end()
+}
+
+/// The rules refuse ports of cluster IPs that no Service has.
+fn port_without_a_service_is_traced(node: &mut TestNode, setup: &Setup) -> Result<()> {
+    let trace = Trace::start(node, setup, "port", &["10.96.0.80"])?;
+    connect(node, Host::A3, "10.96.0.80:81", Protocol::Tcp, false)?;
+    let of_pod = "refused kube-proxy cluster-ips-check TCP 10.244.1.13 10.96.0.80:81 - 0 vetha3";
+    trace.end_with(&[of_pod, of_pod])
 }
 
 fn tables_are_removed(node: &TestNode) -> Result<()> {
