@@ -96,6 +96,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("bundle", bundle::a_bug_report_has_everything_but_secrets),
     ("doctor", doctor::doctor_finds_each_fault_and_none_on_a_healthy_node),
     ("trace", tracing::a_trace_is_what_clients_did_and_costs_nothing_otherwise),
+    ("trace-links", tracing::a_trace_leaves_links_on_their_path),
     ("trace-netfilter", tracing::netfilter_is_traced_by_rules_that_are_removed),
     ("ebpf-log", trace::connections_are_logged_where_tracing_is_on),
     ("shutdown-in-restore", missing::sigterm_does_not_wait_for_a_hanging_restore),

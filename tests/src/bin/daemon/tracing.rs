@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
+    thread,
     time::Duration,
 };
 
@@ -211,6 +212,28 @@ fn netfilter_is_traced(setup: &Setup, mode: &str, refused_by: &str) -> Result<()
     node.proxy.stop()?;
     tables_are_removed(&node)?;
     node.proxy.start(&mut node.world)?;
+    node.end()
+}
+
+/// Rules of a trace are shunt's own, so they are no reason to translate in netfilter.
+pub(crate) fn a_trace_leaves_links_on_their_path(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::started(setup, "ebpf", "{shunt: {backstop: always}}")?;
+    node.wait_until_served(&[Host::A1, Host::A2], TIMEOUT)?;
+    let list = format!("{} get links --output jsonpath='{{.items[*].path}}'", setup.shunt.display());
+    let links = |node: &TestNode| node.world.run(Host::Node1, &list);
+    let are_direct = || links(&node).ok().filter(|text| text.contains("direct"));
+    let before = Deadline::after(TIMEOUT).poll(are_direct).with_context(|| format!("{:?}", links(&node)))?;
+    let trace = Trace::start(&node, setup, "links", &[])?;
+    let tables = node.world.run(Host::Node1, "nft list tables")?;
+    ensure!(tables.contains("shunt-trace-1"), "the backstop is not traced: {tables}");
+    // shunt judges at most a second after a change.
+    let until = Deadline::after(Duration::from_secs(3));
+    while !until.passed() {
+        let now = links(&node)?;
+        ensure!(now == before, "the links change from {before} to {now}");
+        thread::sleep(Duration::from_millis(200));
+    }
+    trace.end_with(&[])?;
     node.end()
 }
 
