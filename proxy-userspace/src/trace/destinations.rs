@@ -49,9 +49,11 @@ fn part(
     let found = wanted.flat_map(|(key, port)| {
         let addresses = |Frontend { kind, address, port, .. }: &Frontend| -> Vec<Destination> {
             let is_whole = has_other_ports && *kind == FrontendKind::ClusterIp;
-            let at = |address: &IpAddr| match is_whole {
-                true => Destination::Address(*address),
-                false => Destination::Port(SocketAddr::new(*address, port.get()), key.name.protocol),
+            let at = |address: &IpAddr| {
+                if is_whole {
+                    return Destination::Address(*address);
+                }
+                Destination::Port(SocketAddr::new(*address, port.get()), key.name.protocol)
             };
             let node_port_addresses = || {
                 let addresses = snapshot.node.node_port_addresses.iter();
