@@ -175,6 +175,12 @@ impl Model {
         self.listed.services && self.listed.nodes && self.slices.is_listed && self.facts.is_some()
     }
 
+    /// Returns true if [`Self::snapshot`] is of all objects: [`Self::resolve`] ran after
+    /// [`Self::is_synced`] became true.
+    pub fn is_resolved(&self) -> bool {
+        self.is_resolved
+    }
+
     /// Resolves the changes since the last call, and returns the exact differences. Empty before
     /// [`Self::is_synced`].
     pub fn resolve(&mut self) -> Dirty {

@@ -98,6 +98,10 @@ pub enum NoAnswer {
     /// The loop is not there: shunt starts, or changes its mode.
     #[error("shunt starts, or changes its mode: try again")]
     NotRunning,
+    /// The loop does not know the Services: it has not read all objects since its start. The kernel
+    /// may still serve them, by what an earlier shunt left.
+    #[error("not known: shunt starts, and has not read all Services yet: try again")]
+    NotSynced,
     /// The loop is busy.
     #[error("shunt programs the kernel for longer than {} s: try again", PATIENCE.as_secs())]
     Busy,
@@ -121,14 +125,16 @@ impl Inspector {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(NoAnswer::NotRunning)
     }
 
-    /// Runs a reader between two syncs, and returns what it returns.
+    /// Runs a reader between two syncs, and returns what it returns. Before the first sync no reader
+    /// runs, because everything that it could say of Services would be wrong.
     pub async fn read<T: Send + 'static>(
         &self,
         reader: impl FnOnce(&Inspected<'_>) -> T + Send + 'static,
     ) -> Result<T, NoAnswer> {
         let (reply, answer) = oneshot::channel();
-        let inspection: Inspection = Box::new(move |inspected| drop(reply.send(reader(inspected))));
-        ask(&self.running()?, Request::Read(inspection), answer).await
+        let read = move |inspected: &Inspected<'_>| inspected.model.is_resolved().then(|| reader(inspected));
+        let inspection: Inspection = Box::new(move |inspected| drop(reply.send(read(inspected))));
+        ask(&self.running()?, Request::Read(inspection), answer).await?.ok_or(NoAnswer::NotSynced)
     }
 
     /// Attaches programs that trace. Returns what ends that, or `None` if the mode or its state

@@ -237,6 +237,24 @@ async fn nothing_is_programmed_before_lists_and_addresses_are_complete() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn nothing_is_told_before_all_objects_are_read() {
+    let daemon = Daemon::start(FakeDataplane::default());
+    let services = async || daemon.inspector.read(|inspected| inspected.model.snapshot().ports.len()).await;
+    daemon.settle().await;
+    assert_eq!(services().await, Err(NoAnswer::NotSynced), "it knows of no Service");
+    daemon.send_facts();
+    let [listed, slices, nodes] = lists();
+    for event in [listed, nodes] {
+        daemon.send(event).await;
+        daemon.settle().await;
+        assert_eq!(services().await, Err(NoAnswer::NotSynced), "without the endpoints");
+    }
+    daemon.send(slices).await;
+    daemon.settle().await;
+    assert_eq!(services().await, Ok(1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn kernel_is_read_again_if_somebody_changed_it_before_the_first_sync() {
     let daemon = Daemon::start(FakeDataplane::default());
     daemon.settle().await;
