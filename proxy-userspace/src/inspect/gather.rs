@@ -96,19 +96,51 @@ pub(super) fn part<T>(
 
 /// The counts of service ports by key, read once for a list.
 pub(super) struct ServiceCounts {
-    by_port: HashMap<ServicePortKey, proxy_common::layout::ServiceCounts>,
-    counts_failures: bool,
+    by_port: HashMap<ServicePortKey, Counts>,
+    unused: Option<Counts>,
 }
 
 impl ServiceCounts {
     pub(super) fn new(counted: Vec<ServiceCount>, counts_failures: bool) -> Self {
-        let by_port = counted.into_iter().filter_map(|count| Some((count.port?, count.counts)));
-        Self { by_port: by_port.collect(), counts_failures }
+        let (mut by_port, mut others) = (HashMap::new(), None);
+        for count in counted {
+            let counts = counts(&count.counts, counts_failures);
+            match count.port {
+                Some(port) => drop(by_port.insert(port, counts)),
+                None => others = Some(counts),
+            }
+        }
+        Self { unused: counts_of_unused(by_port.values().chain(&others), others.as_ref()), by_port }
     }
 
     fn of(&self, key: &ServicePortKey) -> Option<Counts> {
-        self.by_port.get(key).map(|counted| counts(counted, self.counts_failures))
+        let unused = self.unused.as_ref().filter(|unused| counts_protocol(key.name.protocol.name(), unused));
+        self.by_port.get(key).or(unused).cloned()
     }
+}
+
+/// Returns the counts of the service ports that have none, because nobody used them. `None` if
+/// nothing is counted, or if `others`, the sum of those without counts of their own, is not zero:
+/// then it is not known who used them.
+pub fn counts_of_unused<'a>(
+    mut all: impl Iterator<Item = &'a Counts>,
+    others: Option<&Counts>,
+) -> Option<Counts> {
+    let failures = all.next()?.refusals.map(|_| 0);
+    let nothing = Counts {
+        connections: 0,
+        refusals: failures,
+        drops: failures,
+        bytes_to_endpoints: 0,
+        bytes_to_clients: 0,
+    };
+    others.is_none_or(|others| *others == nothing).then_some(nothing)
+}
+
+/// Returns true if the mode with these counts also counts a protocol. The programs, which alone
+/// count refusals, do not see SCTP.
+pub fn counts_protocol(protocol: &str, counts: &Counts) -> bool {
+    protocol != Protocol::Sctp.name() || counts.refusals.is_none()
 }
 
 /// Returns the counts of a service port, without refusals and drops if the mode does not count
@@ -247,4 +279,37 @@ impl From<&Frontend> for ServedAddress {
 /// Formats a time to the millisecond.
 fn rfc3339(UnixNanos(nanos): UnixNanos) -> String {
     Timestamp::from_nanosecond(i128::from(nanos)).map(|time| format!("{time:.3}")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing::key;
+
+    /// Returns the connections of a used, an unused and an SCTP service port.
+    fn connections(others: Option<u64>, counts_failures: bool) -> [Option<u64>; 3] {
+        let count = |port, connections| ServiceCount {
+            port,
+            counts: proxy_common::layout::ServiceCounts {
+                connections,
+                ..proxy_common::layout::ServiceCounts::NONE
+            },
+        };
+        let others = others.map(|others| count(None, others));
+        let counted = [count(Some(key("shop/web", "")), 4)].into_iter().chain(others);
+        let counts = ServiceCounts::new(counted.collect(), counts_failures);
+        let mut sctp = key("shop/sctp", "");
+        sctp.name.protocol = Protocol::Sctp;
+        [key("shop/web", ""), key("shop/quiet", ""), sctp]
+            .map(|key| counts.of(&key).map(|counts| counts.connections))
+    }
+
+    #[test]
+    fn a_service_that_nobody_used_has_the_count_zero() {
+        assert_eq!(connections(Some(0), true), [Some(4), Some(0), None], "programs do not see SCTP");
+        assert_eq!(connections(None, false), [Some(4), Some(0), Some(0)], "IPVS counts SCTP");
+        assert_eq!(connections(Some(7), true), [Some(4), None, None], "it may be one of the others");
+        let nothing = ServiceCounts::new(Vec::new(), false);
+        assert_eq!(nothing.of(&key("shop/web", "")), None, "the mode does not count");
+    }
 }

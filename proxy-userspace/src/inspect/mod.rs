@@ -34,7 +34,7 @@ pub use self::{
     explain_arguments::{ExplainArguments, OfflineNode},
     explained::NotExplained,
     flows::FlowFilter,
-    gather::Filter,
+    gather::{Filter, counts_of_unused, counts_protocol},
     kernel_rows::{AffinityRow, ConnectionRow, DriftRow, FlowRow},
     load::{CountedPort, EndpointFlows, ServiceName},
     output::{InvalidOutput, Output, print, print_one, table},

@@ -16,7 +16,7 @@ use crate::{
     health::{NodeReport, ReportedMap},
     inspect::{
         Client, ClientError, CountedPort, Counts, EndpointRow, Filter, NamedPort, Resource, ServiceName,
-        ServiceRow,
+        ServiceRow, counts_of_unused, counts_protocol,
     },
     kernel::{
         KernelError,
@@ -205,10 +205,10 @@ pub(super) fn service_rows(
 ) -> Vec<ServiceRate> {
     let (nobody, nothing) = (NamedPort::default(), nothing(now));
     let others = now.get(&nobody);
-    // The daemon leaves out the service ports that were never used. If no others are counted
-    // together, all that are left out are such ones.
-    let of_unused = others.filter(|others| **others == nothing);
+    // The daemon leaves out the service ports that were never used.
+    let of_unused = counts_of_unused(now.values(), others);
     let row = |port: &NamedPort, endpoints: Option<&KnownPort>| {
+        let of_unused = of_unused.as_ref().filter(|unused| counts_protocol(&port.protocol, unused));
         let counts = now.get(port).or(of_unused);
         let before = before.map(|(elapsed, before)| (elapsed, before.get(port).unwrap_or(&nothing)));
         ServiceRate {

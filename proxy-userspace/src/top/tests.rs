@@ -262,6 +262,19 @@ fn a_service_port_that_is_not_counted_is_unused_only_if_no_others_are_counted_to
 }
 
 #[test]
+fn sctp_is_not_counted_by_programs() {
+    let port = NamedPort { protocol: "SCTP".to_owned(), ..service("sctp", 0, 0).port };
+    let known = [KnownPort { port, eligible_endpoints: 1, total_endpoints: 1 }];
+    let nothing = |refusals| Counts { bytes_to_endpoints: 0, ..counts(0, refusals) };
+    let of = |refusals| {
+        let counted = Counted::from([(NamedPort::default(), nothing(refusals))]);
+        service_rows(&known, None, &counted)[0].counts.clone()
+    };
+    assert_eq!(of(Some(0)), None);
+    assert_eq!(of(None), Some(nothing(None)), "IPVS counts it");
+}
+
+#[test]
 fn the_first_use_of_a_service_port_has_a_rate() {
     let port = service("new", 0, 0).port;
     let known = [KnownPort { port: port.clone(), eligible_endpoints: 1, total_endpoints: 1 }];
