@@ -222,6 +222,16 @@ impl Conditions {
 }
 
 impl EndpointRow {
+    /// Returns `yes`, `no`, or the policy whose clients alone may get it.
+    pub const fn used(&self) -> &'static str {
+        match (self.eligible, &self.not_for_cluster, &self.not_for_local) {
+            (false, ..) => "no",
+            (true, None, None) => "yes",
+            (true, None, Some(_)) => "policy Cluster",
+            (true, Some(_), _) => "policy Local",
+        }
+    }
+
     /// Returns why it is not used, at least by one policy.
     pub fn reason(&self) -> Option<&str> {
         self.not_for_cluster.as_deref().or(self.not_for_local.as_deref())
@@ -241,7 +251,7 @@ impl Row for EndpointRow {
             self.address.to_string(),
             if self.local { format!("{node} (this)") } else { or_dash(node) },
             self.conditions.name().to_owned(),
-            if self.eligible { "yes" } else { "no" }.to_owned(),
+            self.used().to_owned(),
             or_dash(self.reason().unwrap_or_default()),
         ]);
         cells

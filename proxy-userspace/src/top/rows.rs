@@ -234,7 +234,7 @@ impl TopRow for EndpointLoad {
             Self::FLOWS => Key::Number(Some(as_f64(self.flows))),
             2 => Key::Address(self.endpoint.address),
             4 => Key::Text(self.endpoint.conditions.name()),
-            6 => Key::Text(if self.endpoint.eligible { "yes" } else { "no" }),
+            6 => Key::Text(self.endpoint.used()),
             _ => Key::Text(self.endpoint.reason().unwrap_or_default()),
         }
     }

@@ -112,7 +112,7 @@ fn endpoint_row(row: &EndpointRow) -> Markup {
             td { (row.address) } td { (row.port.port_name) }
             td { (row.node.as_deref().unwrap_or("-")) @if row.local { " (this)" } }
             td { (row.conditions.name()) }
-            td.good[row.eligible].warn[!row.eligible] { (if row.eligible { "yes" } else { "no" }) }
+            td.good[row.eligible].warn[!row.eligible] { (row.used()) }
             td { (row.reason().unwrap_or_default()) }
         }
     }
