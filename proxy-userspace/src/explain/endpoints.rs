@@ -7,7 +7,7 @@ use super::{
     client::Whereabouts, hook::Seen,
 };
 use crate::{
-    dataplane::ebpf::{leaves_pods_to_links, masquerades, sends_through_tunnel},
+    dataplane::ebpf::{masquerades, sends_through_tunnel},
     mode::Mode,
     model::{
         Balance, Exclusion, FrontendKind, Hints, IpFamily, KnownEndpoint, NoEndpointVerdict, Owner,
@@ -72,9 +72,7 @@ impl Connection<'_> {
         let node = &self.situation.model.snapshot().node;
         match self.whereabouts.location {
             Location::Node => true,
-            Location::Pod if self.seen.is_socket() => {
-                !(self.is_external() && leaves_pods_to_links(self.owner.port, node, self.family))
-            }
+            Location::Pod if self.seen.is_socket() => true,
             Location::Pod | Location::Outside => {
                 node.local_detector.is_implemented(self.family) && self.whereabouts.is_detected(node)
             }
@@ -134,7 +132,7 @@ impl Connection<'_> {
         if self.whereabouts.location == Location::Node {
             return (false, "the node connects with an address of its own");
         }
-        if self.seen.is_socket() && (!self.is_external() || self.is_inside()) {
+        if self.seen.is_socket() {
             return (false, "the socket connects to the endpoint itself: nothing to masquerade");
         }
         let masquerades = masquerades(self.owner.port, self.owner.kind, node, self.family);

@@ -2,8 +2,9 @@
 
 use super::{Hook, Location, Question, Situation, client::Whereabouts};
 use crate::{
+    dataplane::ebpf::leaves_sockets_of_pods,
     mode::Mode,
-    model::{LinkPath, Protocol, SocketScope},
+    model::{FrontendKind, IpFamily, LinkPath, Owner, Protocol, SocketScope},
 };
 
 /// What sees the connection.
@@ -63,6 +64,30 @@ fn of_pod(situation: Situation<'_>, client: &Whereabouts) -> Seen {
         ),
         _ => socket("sockets of pods are served"),
     }
+}
+
+/// Returns what sees a connection to this Service. Where the source of packets decides, the socket
+/// programs leave the sockets of pods alone, because these have no source before they connect.
+pub(super) fn of_service(
+    situation: Situation<'_>,
+    client: &Whereabouts,
+    seen: Seen,
+    owner: Owner<'_>,
+    family: IpFamily,
+) -> Seen {
+    let Owner { port, kind, .. } = owner;
+    let node = &situation.model.snapshot().node;
+    let is_of_pod = seen.is_socket() && client.location == Location::Pod;
+    if !is_of_pod || !leaves_sockets_of_pods(port, kind, node, family) {
+        return seen;
+    }
+    let has_ranges = kind == FrontendKind::LoadBalancerIp && !port.source_ranges.is_empty();
+    let why = if has_ranges {
+        "the Service has source ranges"
+    } else {
+        "the policy is Local, and no local detection tells pods from others"
+    };
+    link(situation, &format!("{why}, so the socket is left alone; its packets come in on the pod's link"))
 }
 
 fn socket(reason: &str) -> Seen {

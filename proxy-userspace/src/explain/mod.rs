@@ -272,7 +272,7 @@ pub struct EndpointChoice {
 pub fn explain(situation: Situation<'_>, question: &Question) -> Explanation {
     let whereabouts = client::locate(situation.model, &question.client);
     let seen = hook::find(situation, &whereabouts, question);
-    let family = IpFamily::of(question.destination.ip());
+    let family = IpFamily::of(question.destination.ip().to_canonical());
     let mut answer = Explanation {
         client: whereabouts.address,
         client_pod: pod_of(situation.model, &question.client, &whereabouts),
@@ -297,15 +297,16 @@ pub fn explain(situation: Situation<'_>, question: &Question) -> Explanation {
     };
     match destination::find(situation, &whereabouts, &seen, question) {
         Err(miss) => {
-            answer.verdict = miss.verdict;
-            answer.reason = miss.reason;
-        }
-        Ok(owner) if seen.rules.is_none() => {
-            answer.service = Some(service_of(owner));
-            "nothing of shunt sees it".clone_into(&mut answer.reason);
+            (answer.verdict, answer.reason) = (miss.verdict, miss.reason);
         }
         Ok(owner) => {
             answer.service = Some(service_of(owner));
+            let seen = hook::of_service(situation, &whereabouts, seen, owner, family);
+            (answer.hook, answer.hook_reason) = (seen.hook, seen.reason.clone());
+            if seen.rules.is_none() {
+                "nothing of shunt sees it".clone_into(&mut answer.reason);
+                return answer;
+            }
             answer.affinity_seconds = owner.port.affinity_timeout;
             let connection =
                 endpoints::Connection { situation, whereabouts: &whereabouts, seen: &seen, owner, family };

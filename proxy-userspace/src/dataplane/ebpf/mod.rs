@@ -33,7 +33,9 @@ use proxy_common::{
     maglev::TableSize,
 };
 
-pub(crate) use self::plan::translate::{leaves_pods_to_links, masquerades, sends_through_tunnel};
+pub(crate) use self::plan::translate::{
+    leaves_pods_to_links, leaves_sockets_of_pods, masquerades, sends_through_tunnel,
+};
 pub use self::rehearsal::{Rehearsed, rehearse};
 use self::{
     checkers::{Checkers, OnDrift},

@@ -337,6 +337,16 @@ pub(crate) fn leaves_pods_to_links(port: &ResolvedPort, node: &NodeView, family:
         && !has_ranges(port, family)
 }
 
+/// Returns true if an unbound socket of a pod is left alone, because its packets decide on a link.
+pub(crate) fn leaves_sockets_of_pods(
+    port: &ResolvedPort,
+    kind: FrontendKind,
+    node: &NodeView,
+    family: IpFamily,
+) -> bool {
+    range_flags(port, kind, node, family) & flags::SOURCE_RANGES != 0
+}
+
 /// Returns true if only the source of a packet decides whether it is allowed. A program at an
 /// unbound socket does not know it, unless the socket is in the node's network namespace. Ranges of
 /// pods do not help: containers that are no pods have network namespaces too.
