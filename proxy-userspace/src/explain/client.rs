@@ -47,6 +47,14 @@ pub(super) fn locate(model: &Model, client: &Client) -> Whereabouts {
     }
 }
 
+/// Returns why a pod counts as outside.
+pub(super) fn on_another_node(node: &str) -> String {
+    format!(
+        "the pod runs on {node}, which decides about its connections first; this is what happens to its packets \
+         if they come to this node"
+    )
+}
+
 fn of_address(model: &Model, address: IpAddr) -> (Location, String) {
     let node = &model.snapshot().node;
     if node.is_local(address) {
@@ -63,6 +71,9 @@ fn of_address(model: &Model, address: IpAddr) -> (Location, String) {
     let mut endpoints = ports.flat_map(|port| port.cluster_endpoints.iter().chain(&port.local_endpoints));
     if endpoints.any(|endpoint| endpoint.is_local && endpoint.address.ip() == address) {
         return (Location::Pod, "an endpoint on this node has the address".to_owned());
+    }
+    if let Some(node) = model.node_of_pod(address).filter(|node| **node != *model.node_name()) {
+        return (Location::Outside, on_another_node(&node));
     }
     let reason = "no pod CIDR and no endpoint of this node has the address; if it is a pod of this node, \
                   ask with --client pod";

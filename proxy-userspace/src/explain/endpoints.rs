@@ -32,10 +32,10 @@ impl Connection<'_> {
         answer.policy = Some(self.policy(policy));
         let (applies, reason) = self.masquerade();
         answer.masquerade = Some(Masquerade { applies, reason: reason.to_owned() });
-        let known = self.situation.model.known_endpoints(self.owner.key);
-        answer.endpoints =
-            known.iter().map(|endpoint| self.choice(endpoint, list, policy, applies)).collect();
         let is_denied = answer.source_ranges.as_ref().is_some_and(|ranges| !ranges.allowed);
+        let known = self.situation.model.known_endpoints(self.owner.key);
+        let choices = known.iter().map(|endpoint| self.choice(endpoint, list, policy, applies));
+        answer.endpoints = choices.map(|choice| if is_denied { denied(choice) } else { choice }).collect();
         (answer.verdict, answer.reason) = if is_denied {
             (Verdict::Drop, "the source ranges of the Service do not hold the client".to_owned())
         } else if list.is_empty() {
@@ -106,9 +106,14 @@ impl Connection<'_> {
             ("internalTrafficPolicy", self.owner.port.internal_policy)
         };
         let effect = match (value, applied) {
-            (TrafficPolicy::Local, TrafficPolicy::Cluster) => {
-                "does not apply to this node and its pods: they get all endpoints"
-            }
+            (TrafficPolicy::Local, TrafficPolicy::Cluster) => match self.whereabouts.location {
+                Location::Outside => {
+                    "does not apply to clients in the cluster CIDR (local detection): they get all endpoints"
+                }
+                Location::Node | Location::Pod => {
+                    "does not apply to this node and its pods: they get all endpoints"
+                }
+            },
             (_, TrafficPolicy::Cluster) => "all endpoints",
             (_, TrafficPolicy::Local) => "endpoints of this node only",
         };
@@ -143,7 +148,7 @@ impl Connection<'_> {
                 true,
                 "local detection does not take the client for a pod of this node: replies must return here",
             ),
-            (FrontendKind::ClusterIp, false) if is_detected => (false, "the client is a local pod"),
+            (FrontendKind::ClusterIp, false) if is_detected => (false, self.detected()),
             (FrontendKind::ClusterIp, false) => (false, "no local detection, so nothing counts as not local"),
             (_, true) if self.may_use_tunnel() => (
                 true,
@@ -152,6 +157,14 @@ impl Connection<'_> {
             ),
             (_, true) => (true, "externalTrafficPolicy Cluster: replies must return here"),
             (_, false) => (false, "externalTrafficPolicy Local keeps the client's address"),
+        }
+    }
+
+    /// Says why local detection takes the client for a local pod.
+    fn detected(&self) -> &'static str {
+        match self.whereabouts.location {
+            Location::Outside => "the client is in the cluster CIDR (local detection)",
+            Location::Node | Location::Pod => "the client is a local pod",
         }
     }
 
@@ -214,6 +227,13 @@ impl Connection<'_> {
             }
         }
     }
+}
+
+/// Returns the choice for a client that no source range holds.
+fn denied(choice: EndpointChoice) -> EndpointChoice {
+    let of_ranges = || "the source ranges do not hold the client".to_owned();
+    let reason = choice.reason.or_else(|| Some(of_ranges()));
+    EndpointChoice { chosen: false, source: None, reason, ..choice }
 }
 
 /// Says why a policy leaves an endpoint out.

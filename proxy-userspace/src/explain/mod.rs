@@ -122,7 +122,8 @@ pub enum Verdict {
     Pass,
     /// It is refused: the client gets an error at once.
     Refuse,
-    /// It is dropped: the client gets no answer.
+    /// It is dropped. Packets get no answer. The socket programs let the system call fail at once,
+    /// with EHOSTUNREACH.
     Drop,
 }
 

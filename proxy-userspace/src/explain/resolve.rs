@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Client, ClientName, DestinationName, HostName, KnownClient, Location, PodOf, PortName, Question,
+    Client, ClientName, DestinationName, HostName, KnownClient, Location, PodOf, PortName, Question, client,
 };
 use crate::model::{
     Frontend, FrontendKind, IpFamily, Model, NamespacedName, PodPlace, Protocol, ServicePortKey,
@@ -73,6 +73,9 @@ impl NamedQuestion {
             _ => IpFamily::ALL.into(),
         };
         let (destination, protocol) = destination(model, &self.to, &families)?;
+        if let ClientName::Address(client) = &self.from {
+            check_family(*client, destination.ip())?;
+        }
         let client = match (&self.from, place, self.client) {
             (_, Some(place), kind) => pod_client(model, &place, kind, destination.ip())?,
             (ClientName::Address(address), _, ClientKind::Auto) => Client::Address(*address),
@@ -82,6 +85,16 @@ impl NamedQuestion {
         };
         Ok(Question { client, destination, protocol, outside_cgroup: self.outside_cgroup })
     }
+}
+
+fn check_family(client: IpAddr, destination: IpAddr) -> Result<(), Unresolved> {
+    let [of_client, of_destination] =
+        [client, destination].map(|address| IpFamily::of(address.to_canonical()));
+    if of_client == of_destination {
+        return Ok(());
+    }
+    let (own, other) = (of_client.name(), of_destination.name());
+    Err(Unresolved::Name(format!("{client} is {own}, {destination} is {other}: no packet has both")))
 }
 
 /// Returns the pod that is an endpoint of a Service.
@@ -113,13 +126,7 @@ fn pod_client(
             (Location::Node, "the pod has the network of this node".to_owned())
         }
         (ClientKind::Auto, _) if is_here => (Location::Pod, "the pod runs on this node".to_owned()),
-        (ClientKind::Auto, Some(node)) => (
-            Location::Outside,
-            format!(
-                "the pod runs on {node}, which decides about its connections first; this is what happens to its \
-                 packets if they come to this node"
-            ),
-        ),
+        (ClientKind::Auto, Some(node)) => (Location::Outside, client::on_another_node(node)),
         (ClientKind::Auto, None) => return Ok(Client::Address(address)),
     };
     let address = (location != Location::Node).then_some(address);

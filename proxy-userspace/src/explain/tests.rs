@@ -1,5 +1,7 @@
 //! Tests of single decisions. The conformance runner compares all of them with real connections.
 
+mod clients;
+
 use super::*;
 use crate::{
     model::{

@@ -30,7 +30,7 @@ impl Explanation {
         lines.extend(self.masquerade.as_ref().map(|masquerade| ("Masquerade", masquerade.text())));
         let names = std::iter::once("Endpoints").chain(std::iter::repeat(""));
         lines.extend(names.zip(self.endpoints.iter().map(EndpointChoice::text)));
-        lines.push(("Verdict", format!("{}: {}", verdict(self.verdict), self.reason)));
+        lines.push(("Verdict", format!("{}: {}", self.verdict_text(), self.reason)));
         let names = std::iter::once("Others").chain(std::iter::repeat(""));
         lines.extend(names.zip(self.others.iter().flat_map(|others| or_none(others))));
         let names = std::iter::once("Check").chain(std::iter::repeat(""));
@@ -49,6 +49,17 @@ impl Explanation {
             }
             Some(AffinityState::HoldsNone) => "the client holds no endpoint yet".to_owned(),
             Some(AffinityState::Unknown(why)) => format!("who holds it is not known: {why}"),
+        }
+    }
+
+    /// Returns the verdict, with what the client sees if that depends on the hook.
+    const fn verdict_text(&self) -> &'static str {
+        match (self.verdict, self.hook) {
+            (Verdict::Translate, _) => "translated",
+            (Verdict::Pass, _) => "passes unchanged",
+            (Verdict::Refuse, _) => "refused",
+            (Verdict::Drop, Hook::Socket) => "dropped (the socket gets EHOSTUNREACH at once)",
+            (Verdict::Drop, _) => "dropped (no answer comes)",
         }
     }
 
@@ -125,14 +136,5 @@ const fn hook(hook: Hook) -> &'static str {
         Hook::Backstop => "backstop",
         Hook::Netfilter => "rules",
         Hook::Nothing => "none",
-    }
-}
-
-const fn verdict(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Translate => "translated",
-        Verdict::Pass => "passes unchanged",
-        Verdict::Refuse => "refused",
-        Verdict::Drop => "dropped",
     }
 }

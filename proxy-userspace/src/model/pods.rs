@@ -52,6 +52,14 @@ impl Model {
         found.into_iter().map(|(address, (_, name))| (address, name)).collect()
     }
 
+    /// Returns the node of the pod with an address. Of two pods, the one that is not terminating
+    /// has it. Reads all slices once.
+    pub fn node_of_pod(&self, address: IpAddr) -> Option<Arc<str>> {
+        let endpoints = self.slices.pods().flat_map(|(_, endpoints, _)| endpoints);
+        let own = endpoints.filter(|endpoint| endpoint.address == address);
+        own.min_by_key(|endpoint| endpoint.terminating)?.placement.node_name.clone()
+    }
+
     /// Returns the pods with a name, in a namespace or in all. A pod with addresses of both
     /// families is there twice. Reads all slices once.
     pub fn pods_named(&self, namespace: Option<&str>, name: &str) -> BTreeSet<KnownPod> {
