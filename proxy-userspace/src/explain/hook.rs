@@ -90,6 +90,15 @@ pub(super) fn of_service(
     link(situation, &format!("{why}, so the socket is left alone; its packets come in on the pod's link"))
 }
 
+/// Returns that the backstop sees a connection to no service port, which the programs pass
+/// unchanged.
+pub(super) fn passed_to_backstop(mode: Mode, seen: &Seen) -> Seen {
+    let by = if seen.is_socket() { "socket" } else { "link" };
+    let reason =
+        format!("the {by} program passes it unchanged; the {mode} rules of the backstop see it next");
+    Seen::new(Hook::Backstop, Some(mode), reason)
+}
+
 fn socket(reason: &str) -> Seen {
     Seen::new(Hook::Socket, Some(Mode::Ebpf), reason)
 }

@@ -299,6 +299,9 @@ pub fn explain(situation: Situation<'_>, question: &Question) -> Explanation {
     match destination::find(situation, &whereabouts, &seen, question) {
         Err(miss) => {
             (answer.verdict, answer.reason) = (miss.verdict, miss.reason);
+            if let Some(seen) = miss.seen {
+                (answer.hook, answer.hook_reason) = (seen.hook, seen.reason);
+            }
         }
         Ok(owner) => {
             answer.service = Some(service_of(owner));

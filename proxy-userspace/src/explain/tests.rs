@@ -1,6 +1,7 @@
 //! Tests of single decisions. The conformance runner compares all of them with real connections.
 
 mod clients;
+mod destinations;
 
 use super::*;
 use crate::{
@@ -106,7 +107,7 @@ fn other_ports_and_addresses_are_told_apart() {
             Mode::Ebpf,
             "192.0.2.12:30080",
             Verdict::Pass,
-            "is a node port of shop/web, but the address is none",
+            "is a node port of shop/web, but the address is none of this node's",
         ),
         (Mode::Nftables, "127.0.0.1:30080", Verdict::Pass, "no node ports on this loopback address"),
         (Mode::Ebpf, "127.0.0.1:30080", Verdict::Translate, "one of 2 endpoints"),

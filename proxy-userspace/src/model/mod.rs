@@ -8,6 +8,7 @@ mod link_name;
 mod local_detector;
 mod lookup;
 mod masquerade_addresses;
+mod meanings;
 mod name;
 mod node_port_addresses;
 mod node_view;

@@ -8,8 +8,8 @@ use std::{
 use indexmap::map::Entry;
 
 use super::{
-    Delta, Forwarding, ListPart, ModelSettings, NamespacedName, Service, ServiceType, intern::Interner,
-    object_map::ObjectMap,
+    Delta, Forwarding, ListPart, LoadBalancerIngress, LoadBalancerIpMode, ModelSettings, NamespacedName,
+    Service, ServiceType, intern::Interner, object_map::ObjectMap,
 };
 
 /// The Services that changed, as they were before. None for a Service that is new.
@@ -85,6 +85,17 @@ impl ServiceChangeTracker {
     ) -> impl Iterator<Item = &NamespacedName> {
         let has_one = |service: &Service| service.cluster_ips.iter().any(|ip| addresses.contains(ip));
         self.services.iter().filter(move |(_, service)| has_one(service)).map(|(name, _)| name)
+    }
+
+    /// Returns the Service with this load-balancer IP of this mode. Looks at all Services: only
+    /// people ask.
+    pub(super) fn with_load_balancer_ip(
+        &self,
+        address: IpAddr,
+        ip_mode: LoadBalancerIpMode,
+    ) -> Option<&NamespacedName> {
+        let wanted = LoadBalancerIngress { ip: address, ip_mode };
+        self.services.iter().find(|(_, it)| it.load_balancer_ingress.contains(&wanted)).map(|(name, _)| name)
     }
 
     /// Returns the names of the Services with this forwarding. Looks at all Services: nodes rarely

@@ -36,7 +36,7 @@ pub struct Model {
     pub(super) node: Option<Node>,
     other_nodes: OtherNodes,
     service_cidrs: BTreeMap<NamespacedName, ServiceCidr>,
-    services: ServiceChangeTracker,
+    pub(super) services: ServiceChangeTracker,
     pub(super) slices: EndpointSliceCache,
     pub(super) claims: FrontendClaims,
     strings: Interner<str>,
