@@ -13,6 +13,7 @@ mod kernel;
 mod names;
 mod resolve;
 mod text;
+mod unresolved;
 
 pub use self::{
     endpoints::why_not_in_list,

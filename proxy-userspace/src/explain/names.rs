@@ -141,6 +141,12 @@ impl FromStr for DestinationName {
             Some((port, "")) => (Some(self::port(port)?), None),
             Some((port, protocol)) => (Some(self::port(port)?), Some(self::protocol(protocol)?)),
         };
+        if host == "localhost" {
+            return Err(
+                "localhost is no Service: name 127.0.0.1 or [::1]; a Service of this name is svc/localhost"
+                    .to_owned(),
+            );
+        }
         let host = self::host(host).ok_or_else(|| {
             format!(
                 "{host} is neither an address nor a Service: must be ADDRESS:PORT, such as 10.96.0.10:53 or \
@@ -177,6 +183,9 @@ fn port(text: &str) -> Result<PortName, String> {
                 && text.bytes().any(|byte| byte.is_ascii_lowercase()) =>
         {
             Ok(PortName::Name(text.to_owned()))
+        }
+        Err(_) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Err(format!("{text} is no port: must be 1 to 65535"))
         }
         Err(_) => Err(format!("{text:?} is neither the number nor the name of a port")),
     }
@@ -278,7 +287,9 @@ mod tests {
             ("web.shop.example:80", "neither an address nor a Service"),
             ("10.0.0.1:0", "no Service has port 0"),
             ("10.0.0.1:53/icmp", "icmp is no protocol of Services"),
-            ("web.shop:70000", "neither the number nor the name of a port"),
+            ("web.shop:70000", "70000 is no port: must be 1 to 65535"),
+            ("web.shop:Http", "neither the number nor the name of a port"),
+            ("localhost:30080", "localhost is no Service: name 127.0.0.1 or [::1]"),
         ] {
             let error = text.parse::<DestinationName>().expect_err(text);
             assert!(error.contains(part), "{text}: {error}");

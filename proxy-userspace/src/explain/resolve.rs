@@ -8,6 +8,7 @@ use std::{
 
 use super::{
     Client, ClientName, DestinationName, HostName, KnownClient, Location, PodOf, PortName, Question, client,
+    unresolved,
 };
 use crate::model::{
     Frontend, FrontendKind, IpFamily, Model, NamespacedName, PodPlace, Protocol, ServicePortKey,
@@ -155,11 +156,8 @@ fn destination(
     };
     if candidates.is_empty() {
         return Err(Unresolved::Name(match &name.host {
-            HostName::Address(address) => format!("no Service has the address {address}: name a port"),
-            HostName::Service(service) => format!(
-                "this node serves no Service {service} with a cluster IP; headless Services, ExternalName and those \
-                 of other proxies are not served"
-            ),
+            HostName::Address(address) => unresolved::no_port(*address),
+            HostName::Service(service) => unresolved::no_service(model, service),
         }));
     }
     let is_wanted = |candidate: &&Candidate<'_>| {
@@ -179,15 +177,15 @@ fn destination(
         (_, true, 1) => of_tcp.first(),
         _ => None,
     };
-    let port = port.ok_or_else(|| Unresolved::Name(choices(name, &candidates, ports.len())))?;
+    let port = port.ok_or_else(|| Unresolved::Name(choices(model, name, &candidates, ports.len())))?;
     let mut of_port: Vec<_> = wanted.iter().filter(|candidate| candidate.key.name == **port).collect();
     of_port.sort_by_key(|candidate| !families.contains(&candidate.key.family));
     let first = of_port.first().map(|candidate| (candidate.address, port.protocol));
-    first.ok_or_else(|| Unresolved::Name(choices(name, &candidates, 0)))
+    first.ok_or_else(|| Unresolved::Name(choices(model, name, &candidates, 0)))
 }
 
 /// Says which ports there are.
-fn choices(name: &DestinationName, candidates: &[Candidate<'_>], matching: usize) -> String {
+fn choices(model: &Model, name: &DestinationName, candidates: &[Candidate<'_>], matching: usize) -> String {
     let ports: BTreeSet<_> = candidates
         .iter()
         .map(|Candidate { key, address }| {
@@ -199,7 +197,8 @@ fn choices(name: &DestinationName, candidates: &[Candidate<'_>], matching: usize
     if matching > 1 {
         format!("{name} stands for several ports: name one of {ports}")
     } else {
-        format!("{name} has no such port: it has {ports}")
+        let other = unresolved::other_port(model, name).map(|other| format!("; {other}"));
+        format!("{name} has no such port: it has {ports}{}", other.unwrap_or_default())
     }
 }
 

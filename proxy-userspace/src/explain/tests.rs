@@ -2,6 +2,7 @@
 
 mod clients;
 mod destinations;
+mod errors;
 
 use super::*;
 use crate::{

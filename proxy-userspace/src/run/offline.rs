@@ -9,7 +9,7 @@ use proxy_userspace::{
     explain::{Explanation, NamedQuestion, Situation, Unresolved, explain},
     inspect::OfflineNode,
     mode::BackstopPolicy,
-    model::{LinkAddress, Model, NodeFacts},
+    model::{Delta, LinkAddress, Model, NodeFacts, Protocol, WatchEvent},
     watch::{ManifestSource, find_pod},
 };
 use tokio::sync::mpsc;
@@ -18,6 +18,8 @@ use super::standard_error::tell;
 
 /// More than the kinds of objects, of which the source sends a list each.
 const LISTS: usize = 8;
+/// The most Nodes that an error names.
+const MOST_NAMES: usize = 10;
 /// The link of the Node's addresses, whose real name does not matter.
 const LINK: &str = "eth0";
 
@@ -26,13 +28,23 @@ const LINK: &str = "eth0";
 pub(super) async fn explained(node: &OfflineNode, question: &NamedQuestion) -> anyhow::Result<Explanation> {
     let config = config(node)?;
     let mut model = Model::new(config.model.clone());
-    read(node, &mut model).await?;
+    let nodes = read(node, &mut model).await?;
     if let Some(name) = model.missing_node() {
-        bail!("no Node {name} in {}: name one with --node", node.manifests.display());
+        let (name, of) = (node.name.as_deref().unwrap_or(name), node.manifests.display());
+        if nodes.is_empty() {
+            bail!("no Node {name} in {of}, nor any other");
+        }
+        bail!("no Node {name} in {of}: name one of {} with --node", nodes.join(", "));
     }
     model.set_node_facts(facts(&model));
     model.resolve();
-    let has_backstop = config.mode == Mode::Ebpf && config.ebpf.backstop != BackstopPolicy::Never;
+    let is_needed = match config.ebpf.backstop {
+        BackstopPolicy::Never => false,
+        BackstopPolicy::Always => true,
+        // What else needs one is not in manifests.
+        BackstopPolicy::Auto => model.snapshot().ports.keys().any(|key| key.name.protocol == Protocol::Sctp),
+    };
+    let has_backstop = config.mode == Mode::Ebpf && is_needed;
     let backstop = has_backstop.then_some(Mode::Nftables);
     let situation = Situation { model: &model, mode: config.mode, backstop };
     let question = match question.resolve(&model, None) {
@@ -58,7 +70,8 @@ fn config(node: &OfflineNode) -> anyhow::Result<Config> {
     Ok(Config::load(&Flags::parse(words)?, &Environment::of_this_process())?)
 }
 
-async fn read(node: &OfflineNode, model: &mut Model) -> anyhow::Result<()> {
+/// Reads the manifests. Returns the names of the Nodes.
+async fn read(node: &OfflineNode, model: &mut Model) -> anyhow::Result<Vec<String>> {
     let source = ManifestSource::new(&node.manifests);
     let mut status = source.status();
     let (to_model, mut lists) = mpsc::channel(LISTS);
@@ -67,14 +80,18 @@ async fn read(node: &OfflineNode, model: &mut Model) -> anyhow::Result<()> {
         reading.await??;
         bail!("cannot read {}", node.manifests.display());
     }
+    let mut names = Vec::new();
     while let Ok(list) = lists.try_recv() {
+        if let WatchEvent::Nodes(Delta::Replace(nodes)) = &list {
+            names.extend(nodes.iter().take(MOST_NAMES).map(|node| node.name.to_string()));
+        }
         model.apply(list);
     }
     for error in &status.borrow().manifest_errors.texts {
         tell(format_args!("left out: {error}"));
     }
     reading.abort();
-    Ok(())
+    Ok(names)
 }
 
 /// Returns the addresses of the Node, as those of a link.

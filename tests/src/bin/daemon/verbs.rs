@@ -68,7 +68,13 @@ pub(crate) fn get_and_explain_answer_on_the_node(setup: &Setup) -> Result<()> {
     says(&node, "explain 10.244.1.13 10.96.0.80:81 -o yaml", &["kind: Explanation", "verdict: "])?;
     says(&node, "explain pod/a1 web.default:80", &["10.244.1.11, default/a1, a pod of this", "(a2, node1"])?;
     fails(&node, "explain a1 web:81", "default/web:81 has no such port: it has 80/tcp")?;
+    fails(&node, "explain a1 web:30080", "30080 is the node port")?;
+    fails(&node, "explain fd57::50 web", "fd57::50 is IPv6, 10.96.0.80 is IPv4: no packet has both")?;
     fails(&node, "explain web-0 web", "there is no pod default/web-0")?;
+    if setup.mode == "ebpf" {
+        says(&node, "explain node 0.0.0.0:30080", &["translated: one of 2"])?;
+        node.world.run(Host::Node1, "bash -c '</dev/tcp/0.0.0.0/30080'").context("0.0.0.0 is translated")?;
+    }
     let nobody = format!("setpriv --reuid 65534 --clear-groups {shunt} get links 2>&1 || true");
     let text = node.world.run(Host::Node1, &nobody)?;
     ensure!(text.contains("answers only processes of root"), "a stranger gets: {text}");
@@ -143,7 +149,8 @@ fn a_node_is_explained_by_manifests(node: &TestNode, shunt: &str) -> Result<()> 
     let text = ask("--node node1 --mode nftables")?;
     ensure!(text.contains("the rules of the nftables mode") && text.contains("one of 1 endpoints"), "{text}");
     let text = ask("--node node9")?;
-    ensure!(text.contains("no Node node9 in"), "{text}");
+    let parts = ["no Node node9 in", ": name one of node1 with --node"];
+    ensure!(parts.iter().all(|part| text.contains(part)), "{text}");
     let text = ask_about("jobs/job-1", "--node node1")?;
     ensure!(text.contains("10.244.1.99, jobs/job-1, a pod of this node"), "{text}");
     let text = ask_about("job-1", "--node node1")?;
