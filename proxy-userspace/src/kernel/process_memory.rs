@@ -4,9 +4,9 @@
 /// Limits the freed memory that the allocator keeps. Call this before there are threads.
 ///
 /// With glibc, all threads share two arenas, and large blocks go back to the kernel at once. One
-/// thread decodes objects and another one keeps them: with one arena they would wait for each other.
-/// With an arena for each thread, the memory that a thread frees would be of no use to other threads.
-/// Other C libraries are left as they are.
+/// thread decodes objects and another one keeps them: with one arena, they would wait for each
+/// other. With an arena for each thread, the memory that a thread frees would be of no use to other
+/// threads. Other C libraries are left as they are.
 pub fn limit_free_memory() {
     #[cfg(target_env = "gnu")]
     for (setting, value) in [
