@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
+    process::ExitStatus,
     time::Duration,
 };
 
@@ -139,6 +140,12 @@ impl Proxy {
         running.signal(Signal::SIGKILL)?;
         running.wait(STOP_TIMEOUT)?.context("the proxy does not end on SIGKILL")?;
         Ok(())
+    }
+
+    /// Waits until the proxy ends by itself.
+    pub fn wait(&mut self) -> Result<ExitStatus> {
+        let mut running = self.running.take().context("the proxy does not run")?;
+        running.wait(STOP_TIMEOUT)?.context("the proxy does not end by itself")
     }
 
     /// Sets the mode and the configuration fields for the next start.
