@@ -19,7 +19,6 @@ use proxy_userspace::{
     causes::with_causes,
     config::{Config, Environment, Flags, LogFormat},
     kernel::{command::Launcher, hangup::Hangups, process_memory, restart::restart},
-    trace::remove_tables,
 };
 use tokio::runtime::{self, Runtime};
 use tokio_util::sync::CancellationToken;
@@ -122,8 +121,6 @@ fn run_daemon(
     let result = runtime.block_on(run::run(choice, set_log_filter, shutdown.clone()));
     // A task that still reads a file or resolves a name must not delay the exit.
     runtime.shutdown_background();
-    // Traces that have not ended remove their tables only if their tasks still get the time.
-    remove_tables();
     match result? {
         Exit::Shutdown => Ok(()),
         // A signal arrived meanwhile. A later one is for the next process.

@@ -45,7 +45,7 @@ use proxy_userspace::{
     metrics::Metrics,
     node::{self, NodeEvent, NodeEvents},
     sync::{Inspector, Outputs, SyncError, SyncLoop, SyncSettings},
-    trace::{Tracer, routes as trace_routes},
+    trace::{Tracer, remove_tables, routes as trace_routes},
     ui::{self, Pages},
 };
 use tokio::{
@@ -94,7 +94,10 @@ pub(crate) async fn run(
         () = shutdown.cancelled() => return Ok(Exit::Shutdown),
         listener = health::listen_local(inspect::SOCKET) => listener?,
     };
-    Box::pin(run_alone(choice, local, set_log_filter, shutdown)).await
+    let end = Box::pin(run_alone(choice, local, set_log_filter, shutdown)).await;
+    // Traces that have not ended remove their tables only if their tasks still get the time.
+    remove_tables();
+    end
 }
 
 async fn run_alone(

@@ -24,8 +24,8 @@ pub(super) struct Failure {
     pub(super) family: Option<IpFamily>,
     /// When the whole dataplane, not only a part of it, began to fail.
     since: Option<Instant>,
-    /// A sync with changes of objects or of the node failed. What a retry writes is then not only
-    /// the repair of what somebody else changed.
+    /// A sync with changes of objects or of the node failed, or left out service ports. What a retry
+    /// writes is then not only the repair of what somebody else changed.
     has_changes: bool,
     events: FailureEvents,
 }
@@ -72,6 +72,8 @@ impl SyncLoop {
         if self.may_end_failure(extent) {
             self.end_node_failure();
         }
+        // A retry that finds room for them repairs nothing.
+        self.failure.has_changes = true;
         let is_first = !self.outputs.health.is_programmed();
         let RenderError::Apply { operations, .. } = error else { return };
         let retry_in = self.schedule.partly_failed(started, extent, nothing_dirty, true);

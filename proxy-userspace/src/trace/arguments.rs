@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         for (text, expected) in [
-            ("10.96.0.80:99999", "\"99999\" is neither the number nor the name of a port"),
+            ("10.96.0.80:99999", "99999 is no port: must be 1 to 65535"),
             ("10.96.0.80:0", "no Service has port 0"),
             ("10.96.0.80:http", "http is no number of a port"),
             ("10.96.0", WHAT),

@@ -48,8 +48,10 @@ impl Failures {
             let held: &ServiceValue = state.service(key).filter(|held| held.service != service)?;
             return Some(Cow::Owned(Step::Remove(MapEntry::Service(*key, *held))));
         }
+        // Packets of a VLAN whose own link has no program stay with that of the link beneath.
+        let waits = matches!(step, Step::Put(MapEntry::Vlan(_))) && !self.links.is_empty();
         let is_skipped = failed.is_some() || step.link().is_some_and(|index| self.links.contains(&index));
-        (!is_skipped).then_some(Cow::Borrowed(step))
+        (!is_skipped && !waits).then_some(Cow::Borrowed(step))
     }
 
     /// Records that a step failed.

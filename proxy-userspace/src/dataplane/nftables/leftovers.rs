@@ -37,7 +37,6 @@ pub(super) fn remove(socket: &mut Socket) -> LeftoverRemoval {
         match remove_of(socket, family) {
             Ok(Some(removed)) => removal.removed += removed,
             Ok(None) => removal.in_use.push(family),
-            Err(error) if is_without_nftables(&error) => {}
             Err(error) => removal.errors.push(error),
         }
     }
@@ -50,7 +49,10 @@ pub(super) fn remove(socket: &mut Socket) -> LeftoverRemoval {
 /// nothing has changed. Sets come after the rules with them. They may have many elements, which a
 /// refused transaction would have to bring back.
 fn remove_of(socket: &mut Socket, family: IpFamily) -> Result<Option<usize>, KernelError> {
-    let listing = socket.list_table(family, TABLE)?;
+    let listing = match socket.list_table(family, TABLE) {
+        Err(error) if is_without_nftables(&error) => return Ok(Some(0)),
+        listing => listing?,
+    };
     let (chains, sets) = (chains_in(&listing), sets_in(&listing));
     let flushes = chains.iter().cloned().map(Change::FlushChain);
     let deletions = chains.iter().cloned().map(Change::DeleteChain);

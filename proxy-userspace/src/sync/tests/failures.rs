@@ -163,6 +163,16 @@ async fn a_left_out_service_port_does_not_make_the_node_unhealthy() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_left_out_service_port_that_gets_room_is_no_drift() {
+    let daemon = Daemon::synced().await;
+    leave_out_b(&daemon).await;
+    daemon.fake.kernel().is_full = false;
+    tokio::time::sleep(SYNC).await;
+    assert_eq!(daemon.metric(LEFT_OUT), "0");
+    assert_eq!(daemon.metric("shunt_sync_drift_operations_total"), "0");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_sync_that_leaves_a_service_port_out_counts_as_a_sync() {
     let daemon = Daemon::synced().await;
     let count = |name: &str| daemon.metric(&format!("{name}{{ip_family=\"IPv4\"}}"));

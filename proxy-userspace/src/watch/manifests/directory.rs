@@ -67,21 +67,11 @@ enum Reason {
 }
 
 impl ManifestFile {
-    /// Follows a symbolic link, through all links behind it. Returns true if it leads elsewhere than
-    /// before: whoever changes a link does so when the file is complete. If another file is at the
-    /// same place, its writer may not be done.
-    fn follow_link(&mut self, path: &Path) -> bool {
-        let target = path.is_symlink().then(|| fs::canonicalize(path));
-        match target {
-            None => drop(self.target.take()),
-            Some(Ok(target)) if self.target.as_ref() != Some(&target) => {
-                self.target = Some(target);
-                return true;
-            }
-            // A file that is missing is written again.
-            Some(_) => {}
-        }
-        false
+    /// Returns where a symbolic link leads to, through all links behind it. A file that is missing
+    /// there is written again.
+    fn link_target(&self, path: &Path) -> Option<PathBuf> {
+        let target = path.is_symlink().then(|| fs::canonicalize(path))?;
+        target.ok().or_else(|| self.target.clone())
     }
 }
 
@@ -189,7 +179,10 @@ impl Directory {
         let stamp = Stamp::of(&path);
         let last = mem::replace(&mut file.stamp, stamp);
         let removal = file.removal.take();
-        let is_relinked = file.follow_link(&path);
+        let target = file.link_target(&path);
+        // Whoever changes a link does so when the file is complete. If another file is at the same
+        // place, its writer may not be done.
+        let is_relinked = target.is_some() && target != file.target;
         let is_complete = reason == Reason::Complete
             || (reason == Reason::Removal && stamp == last)
             || is_relinked
@@ -211,6 +204,8 @@ impl Directory {
         let is_partial = file.is_partial;
         if is_partial {
             contents.keep_missing(&file.objects);
+        } else {
+            file.target = target;
         }
         self.accept(name, contents);
         if is_gone && !is_partial {

@@ -172,7 +172,8 @@ impl<'a> Planner<'a> {
         // A frontend that another service port took over was switched: it must not be removed for
         // its old owner. Frontends are removed before the slots that they lead to. Most plans
         // remove none.
-        let written: HashSet<_> = written.into_iter().filter(|_| !phases.closures.is_empty()).collect();
+        let written: HashSet<_> =
+            if phases.closures.is_empty() { HashSet::default() } else { written.into_iter().collect() };
         let closures = phases.closures.into_iter().filter(|(key, _)| !written.contains(key));
         let steps = phases
             .additions

@@ -163,8 +163,11 @@ impl Planner<'_> {
     }
 
     /// Plans which packets are left to the programs on the links of VLANs: while these have programs.
+    /// If a link was left out, it may be that of a VLAN, and its packets stay with the link beneath.
     pub(super) fn vlans(&mut self) {
-        let wanted = self.node.vlans.iter().copied().map(translate::vlan).collect::<BTreeSet<_>>();
+        let is_left_out = self.state.links.values().any(|state| *state == HookState::LeftOut);
+        let vlans = self.node.vlans.iter().copied().filter(|_| !is_left_out);
+        let wanted = vlans.map(translate::vlan).collect::<BTreeSet<_>>();
         let had = &self.state.vlans;
         self.phases.additions.extend(had.difference(&wanted).map(|vlan| Step::Remove(MapEntry::Vlan(*vlan))));
         self.phases.attachments.extend(wanted.difference(had).map(|vlan| Step::Put(MapEntry::Vlan(*vlan))));
