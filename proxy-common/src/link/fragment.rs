@@ -110,8 +110,8 @@ fn seconds(tables: &impl Tables) -> u32 {
     (tables.now_ns() / 1_000_000_000) as u32
 }
 
-/// Returns the key of a datagram. Fragments from the tunnel follow only a first fragment from there:
-/// otherwise they could join a datagram of any flow.
+/// Returns the key of a datagram. Fragments from the tunnel follow only a first fragment from
+/// there: otherwise they could join a datagram of any flow.
 #[inline(always)]
 const fn key<F: Frame>(packet: &Packet, direction: Direction) -> FragmentKey {
     FragmentKey {

@@ -72,7 +72,8 @@ impl HttpServer {
         }
     }
 
-    /// Returns the reason of kube-proxy's Event if it cannot listen (`cmd/kube-proxy/app/server.go`).
+    /// Returns the reason of kube-proxy's Event if it cannot listen
+    /// (`cmd/kube-proxy/app/server.go`).
     const fn failure_reason(self) -> &'static str {
         match self {
             Self::Healthz => "FailedToStartProxierHealthcheck",

@@ -1,6 +1,6 @@
-//! Two shunts on one node, for example of two releases of the chart: the one that cannot run says so
-//! to the one that runs. Only that one is there to be asked, and only it sees the other's attempts:
-//! the other may be in another PID namespace, and runs for half a minute only.
+//! Two shunts on one node, for example of two releases of the chart: the one that cannot run says
+//! so to the one that runs. The running one answers doctor. Doctor could not find the other one by
+//! itself: it may be in another PID namespace, and runs for half a minute only.
 
 use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt as _, time::Duration};
 

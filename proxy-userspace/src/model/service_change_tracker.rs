@@ -223,7 +223,9 @@ mod tests {
         let name = Service { service_type: ServiceType::ExternalName, ..service("default/web", "10.96.0.1") };
         let excluded = Service { excluded_by_label: true, ..service("default/web", "10.96.0.1") };
         for left_out in [headless, name, excluded] {
-            let mut tracker = tracker(vec![left_out.clone()]);
+            let mut tracker = tracker(Vec::new());
+            tracker.checkout_changes();
+            tracker.update(Delta::Replace(vec![left_out.clone()]), &mut Interner::default());
             assert_eq!((tracker.len(), tracker.checkout_changes().len()), (0, 0), "{left_out:?}");
             apply(&mut tracker, service("default/web", "10.96.0.1"));
             tracker.checkout_changes();

@@ -300,8 +300,8 @@ impl Model {
         self.update_pod_cidrs_outside_cluster_cidr();
     }
 
-    /// Returns all Services whose ports may differ. Updates the claims, so that Services that get or
-    /// lose a frontend are among them.
+    /// Returns all Services whose ports may differ. Updates the claims, so that Services that get
+    /// or lose a frontend are among them.
     fn affected_services(&mut self, pending: &PendingChanges) -> BTreeSet<NamespacedName> {
         let mut affected = self.slices.checkout_changes();
         let changed = self.services.checkout_changes();

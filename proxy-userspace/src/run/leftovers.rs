@@ -6,6 +6,7 @@ use std::{thread, time::Duration};
 use proxy_userspace::{
     causes::with_causes,
     dataplane::nftables::{LeftoverRemoval, Nftables, TABLE},
+    model::IpFamily,
 };
 
 use super::other_proxy::{ATTEMPTS, ATTEMPTS_PER_LOG, PAUSE};
@@ -30,18 +31,7 @@ fn remove_with(
     pause: Duration,
 ) -> anyhow::Result<()> {
     for attempt in 0..ATTEMPTS {
-        let LeftoverRemoval { removed, in_use, errors } = remove();
-        if removed > 0 {
-            tracing::info!(removed, "removed nftables chains, sets and maps that kube-proxy does not have");
-        }
-        for error in &errors {
-            tracing::error!(error = with_causes(error), "cannot remove something from the table {TABLE}");
-        }
-        anyhow::ensure!(
-            errors.is_empty(),
-            "the cleanup is incomplete: {} errors; run it again",
-            errors.len()
-        );
+        let in_use = still_in_use(remove())?;
         if in_use.is_empty() {
             return Ok(());
         }
@@ -63,10 +53,22 @@ fn remove_with(
     )
 }
 
+/// Logs what was removed, and returns the families whose table is in use. Fails if anything could
+/// not be removed.
+fn still_in_use(removal: LeftoverRemoval) -> anyhow::Result<Vec<IpFamily>> {
+    let LeftoverRemoval { removed, in_use, errors } = removal;
+    if removed > 0 {
+        tracing::info!(removed, "removed nftables chains, sets and maps that kube-proxy does not have");
+    }
+    for error in &errors {
+        tracing::error!(error = with_causes(error), "cannot remove something from the table {TABLE}");
+    }
+    anyhow::ensure!(errors.is_empty(), "the cleanup is incomplete: {} errors; run it again", errors.len());
+    Ok(in_use)
+}
+
 #[cfg(test)]
 mod tests {
-    use proxy_userspace::model::IpFamily;
-
     use super::*;
 
     /// Returns how often a removal was tried, and whether it succeeded. The table is in use at

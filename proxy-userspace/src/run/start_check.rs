@@ -31,8 +31,8 @@ pub(super) async fn check(
     task::spawn_blocking(move || check_mode(&running, &choose()?)).await?
 }
 
-/// Fails if the directory of manifests or the kubeconfig is not there. This costs nothing, so that a
-/// start can check it before it changes the node.
+/// Fails if the directory of manifests or the kubeconfig is not there. This costs nothing, so that
+/// a start can check it before it changes the node.
 pub(super) async fn check_path(source: &ObjectSource, proxies: &ProxyVariables) -> Result<(), WatchError> {
     let path = match source {
         ObjectSource::Manifests(directory) => Some(directory),

@@ -24,8 +24,8 @@ pub(super) struct Failure {
     pub(super) family: Option<IpFamily>,
     /// When the whole dataplane, not only a part of it, began to fail.
     since: Option<Instant>,
-    /// A sync with changes of objects or of the node failed, or left out service ports. What a retry
-    /// writes is then not only the repair of what somebody else changed.
+    /// A sync with changes of objects or of the node failed, or left out service ports. What a
+    /// retry writes is then not only the repair of what somebody else changed.
     has_changes: bool,
     events: FailureEvents,
 }

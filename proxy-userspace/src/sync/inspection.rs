@@ -125,8 +125,8 @@ impl Inspector {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(NoAnswer::NotRunning)
     }
 
-    /// Runs a reader between two syncs, and returns what it returns. Before the first sync no reader
-    /// runs, because everything that it could say of Services would be wrong.
+    /// Runs a reader between two syncs, and returns what it returns. Before the first sync no
+    /// reader runs, because everything that it could say of Services would be wrong.
     pub async fn read<T: Send + 'static>(
         &self,
         reader: impl FnOnce(&Inspected<'_>) -> T + Send + 'static,

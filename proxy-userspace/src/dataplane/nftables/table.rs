@@ -19,8 +19,8 @@ use crate::{
 
 /// The name of the tables.
 pub const TABLE: &str = "kube-proxy";
-/// The chains that always exist in shunt's tables and that kube-proxy does not have, besides those of
-/// [endpoint lists](lists).
+/// The chains that always exist in shunt's tables and that kube-proxy does not have, besides those
+/// of [endpoint lists](lists).
 pub(super) const OWN_CHAINS: [&str; 5] =
     ["external", "policy-local", "nodeport-external", "nodeport-policy-local", "nodeports"];
 /// The comment of the tables.

@@ -132,8 +132,8 @@ impl Connection {
     ///
     /// A packet that is not held back finds rules that choose an endpoint again. A TCP endpoint
     /// resets what it does not know, and a conversation is assured after two seconds only. So an
-    /// entry that is translated and assured is one of netfilter's own, from before. One that is over
-    /// only waits for its end, and the client uses its port again.
+    /// entry that is translated and assured is one of netfilter's own, from before. One that is
+    /// over only waits for its end, and the client uses its port again.
     pub(super) fn obstacle(&self, entry: &Self) -> Obstacle {
         let TrackedConnection { original, reply, is_dnat, .. } = entry.tracked;
         if is_dnat && (original, reply) == (self.untranslated, self.reply) {

@@ -28,7 +28,8 @@ use crate::{
 
 /// The number of connections that are replaced at once. Until then, their packets are held back.
 const BATCH_SIZE: usize = 32;
-/// A packet that was not held back may have created an entry that is in the way. It is then deleted.
+/// A packet that was not held back may have created an entry that is in the way. It is then
+/// deleted.
 const MAX_ATTEMPTS: usize = 4;
 
 /// How long the source of a masqueraded connection is reserved, in seconds. The handover replaces
@@ -294,8 +295,8 @@ impl Replacement {
         Ok(refused)
     }
 
-    /// Finds out whether a connection can get its new entry. The entry from which it was read has to
-    /// be deleted for that, or, if that was refused, all that have its addresses.
+    /// Finds out whether a connection can get its new entry. The entry from which it was read has
+    /// to be deleted for that, or, if that was refused, all that have its addresses.
     ///
     /// An entry is named by its identifier: another connection may have the same addresses since
     /// the entry was read.

@@ -169,8 +169,8 @@ fn leads_out(link: &Link, facts: &NodeFacts) -> bool {
 }
 
 /// Returns where the XDP program of a link runs, if it may have one. Native XDP takes segmentation
-/// offload away from a veth pair, so that bulk is several times slower. The peer of a veth drops the
-/// frames that it gets from a program unless it has GRO or a program itself.
+/// offload away from a veth pair, so that bulk is several times slower. The peer of a veth drops
+/// the frames that it gets from a program unless it has GRO or a program itself.
 fn xdp_mode(policy: XdpPolicy, link: &Link) -> Option<XdpMode> {
     let is_hardware = link.device? == Device::Hardware;
     match policy {

@@ -30,8 +30,8 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// Loads all files once, and fails if that is not possible. Without `uses_tls`, no connection has
-    /// TLS.
+    /// Loads all files once, and fails if that is not possible. Without `uses_tls`, no connection
+    /// has TLS.
     pub(super) fn new(config: &Config, uses_tls: bool) -> Result<Self, kube::Error> {
         let mut config = with_identity(config, None);
         if !uses_tls {
@@ -131,8 +131,8 @@ fn with_identity(config: &Config, identity: Option<&Identity>) -> Config {
     config
 }
 
-/// Keeps kube from loading the CAs of the system: there are hundreds of files, and an image may have
-/// none.
+/// Keeps kube from loading the CAs of the system: there are hundreds of files, and an image may
+/// have none.
 fn leave_out_system_cas(config: &mut Config) {
     config.root_cert.get_or_insert_default();
 }

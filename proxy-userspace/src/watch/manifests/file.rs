@@ -44,7 +44,7 @@ impl Stamp {
     }
 
     /// Returns true if no other file has taken the place of the last one.
-    pub(super) fn is_same_file(self, last: Option<Self>) -> bool {
+    fn is_same_file(self, last: Option<Self>) -> bool {
         last.is_some_and(|last| last.identity == self.identity)
     }
 

@@ -57,9 +57,8 @@ impl MapChecker {
     ) -> Result<Self, KernelError> {
         let expectation = Arc::new(Mutex::new(Expectation::default()));
         let (wake, woken) = mpsc::sync_channel(1);
-        let expectation_of_check = Arc::clone(&expectation);
         let mut check = Check {
-            expectation: expectation_of_check,
+            expectation: Arc::clone(&expectation),
             entries,
             prefilter,
             usage,

@@ -120,8 +120,8 @@ impl Prefilter {
 
     /// Clears the stale bits of the last call if a scan since then found no entry that needs them,
     /// and finds new stale bits. `wanted` are the bits that the maps need. Must not be called while
-    /// programs with other maps are attached: those maps may hold other Services. Returns true if no
-    /// bit is stale: then none is before the next change of the maps.
+    /// programs with other maps are attached: those maps may hold other Services. Returns true if
+    /// no bit is stale. Then no bit becomes stale before the next change of the maps.
     pub(crate) fn clear_stale(&mut self, wanted: &PrefilterBits, usage: &MapUsage) -> bool {
         if let Some(mut stale) = self.stale.take() {
             stale.bits.remove_all(wanted);

@@ -162,8 +162,9 @@ impl Planner<'_> {
         }
     }
 
-    /// Plans which packets are left to the programs on the links of VLANs: while these have programs.
-    /// If a link was left out, it may be that of a VLAN, and its packets stay with the link beneath.
+    /// Plans which packets are left to the programs on the links of VLANs: while these have
+    /// programs. If a link was left out, it may be that of a VLAN, and its packets stay with the
+    /// link beneath.
     pub(super) fn vlans(&mut self) {
         let is_left_out = self.state.links.values().any(|state| *state == HookState::LeftOut);
         let vlans = self.node.vlans.iter().copied().filter(|_| !is_left_out);

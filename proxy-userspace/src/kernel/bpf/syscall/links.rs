@@ -3,10 +3,10 @@
 use std::{
     io,
     mem::zeroed,
-    os::fd::{BorrowedFd, FromRawFd as _, OwnedFd},
+    os::fd::{BorrowedFd, OwnedFd},
 };
 
-use super::{BPF_OBJ_GET_INFO_BY_FD, BPF_XDP, InfoByFd, bpf, bpf_with_output, number};
+use super::{BPF_OBJ_GET_INFO_BY_FD, BPF_XDP, InfoByFd, bpf, bpf_object, bpf_with_output, number};
 
 const BPF_PROG_QUERY: libc::c_int = 16;
 const BPF_LINK_CREATE: libc::c_int = 28;
@@ -173,9 +173,7 @@ pub(in crate::kernel::bpf) fn create_xdp_link(
 }
 
 fn create_link(attribute: LinkCreate) -> io::Result<OwnedFd> {
-    let fd = bpf(BPF_LINK_CREATE, attribute)?;
-    // SAFETY: a new descriptor that nothing else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    bpf_object(BPF_LINK_CREATE, attribute)
 }
 
 /// Returns the identifier of the BPF link of the system that follows this identifier; `None` after

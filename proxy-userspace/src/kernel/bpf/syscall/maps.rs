@@ -3,10 +3,10 @@
 use std::{
     io,
     mem::MaybeUninit,
-    os::fd::{AsFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use super::{bpf, bpf_with_output, number};
+use super::{bpf, bpf_object, bpf_with_output, number};
 
 const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
@@ -129,7 +129,5 @@ pub(in crate::kernel::bpf) fn create_array() -> io::Result<OwnedFd> {
 
 fn create_small(map_type: u32) -> io::Result<OwnedFd> {
     let attribute = MapCreate { map_type, key_size: 4, value_size: 4, max_entries: 1 };
-    let fd = bpf(BPF_MAP_CREATE, attribute)?;
-    // SAFETY: a new descriptor that nothing else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    bpf_object(BPF_MAP_CREATE, attribute)
 }

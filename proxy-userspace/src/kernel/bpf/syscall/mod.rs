@@ -51,6 +51,13 @@ fn bpf<A>(command: libc::c_int, mut attribute: A) -> io::Result<RawFd> {
     bpf_with_output(command, &mut attribute)
 }
 
+/// Calls bpf(2) for a command that opens or creates an object.
+fn bpf_object<A>(command: libc::c_int, attribute: A) -> io::Result<OwnedFd> {
+    let fd = bpf(command, attribute)?;
+    // SAFETY: a new descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Calls bpf(2) for a command that writes to its attribute.
 fn bpf_with_output<A>(command: libc::c_int, attribute: &mut A) -> io::Result<RawFd> {
     const { assert!(size_of::<A>() <= ATTR_SIZE, "the attribute fits") };
@@ -72,9 +79,7 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
 /// Opens the object that is pinned at a path.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let fd = bpf(BPF_OBJ_GET, Obj { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 })?;
-    // SAFETY: a new descriptor that nothing else owns. `path` lived until the call returned.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    bpf_object(BPF_OBJ_GET, Obj { pathname: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 })
 }
 
 /// Pins an object at a path.

@@ -2,10 +2,10 @@
 
 use std::{
     io,
-    os::fd::{BorrowedFd, FromRawFd as _, OwnedFd},
+    os::fd::{BorrowedFd, OwnedFd},
 };
 
-use super::{BPF_OBJ_GET_INFO_BY_FD, BPF_XDP, InfoByFd, bpf, bpf_with_output, number};
+use super::{BPF_OBJ_GET_INFO_BY_FD, BPF_XDP, InfoByFd, bpf, bpf_object, bpf_with_output, number};
 
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
@@ -72,9 +72,7 @@ pub(in crate::kernel::bpf) fn load_xdp(instructions: &[u64]) -> io::Result<Owned
         expected_attach_type: BPF_XDP,
         ..ProgramLoad::default()
     };
-    let fd = bpf(BPF_PROG_LOAD, attribute)?;
-    // SAFETY: a new descriptor that nothing else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    bpf_object(BPF_PROG_LOAD, attribute)
 }
 
 /// Returns the time of all runs of a program in nanoseconds, and their number. Both grow only while

@@ -222,8 +222,8 @@ impl Plugin {
     }
 }
 
-/// A plugin that runs. If this is dropped before the plugin has ended, the plugin is killed with all
-/// processes that it started: a plugin is often a script that waits for another program.
+/// A plugin that runs. If this is dropped before the plugin has ended, the plugin is killed with
+/// its process group, if it has its own: a plugin is often a script that waits for another program.
 struct RunningPlugin {
     child: Child,
     /// The plugin has a process group of its own.
@@ -331,6 +331,7 @@ mod tests {
             assert_eq!(error, "the credential plugin sh failed: it did not end within 60 s");
         }
     }
+
     /// Waits until the file has the number of a process, and then until that process is gone.
     async fn wait_until_gone(file: &Path) {
         let deadline = Duration::from_secs(10);

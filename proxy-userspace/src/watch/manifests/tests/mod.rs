@@ -62,7 +62,8 @@ impl Scene {
         self.log.split_off(self.log.len() - number)
     }
 
-    /// Waits for an error of the watch or of manifests in the status, empty for none, and returns it.
+    /// Waits for an error of the watch or of manifests in the status, empty for none, and returns
+    /// it.
     async fn error(&mut self, is_expected: impl Fn(&str) -> bool) -> String {
         let text = |status: &WatchStatus| {
             let errors = status.services.last_error.iter().chain(&status.manifest_errors.texts);
