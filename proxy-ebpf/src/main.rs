@@ -25,6 +25,7 @@ fn main() {}
 #[cfg(target_arch = "bpf")]
 mod programs {
     use aya_ebpf::{
+        bindings::xdp_md,
         macros::{cgroup_sock, cgroup_sock_addr, classifier, xdp},
         programs::{SockAddrContext, SockContext, TcContext, XdpContext},
     };
@@ -92,6 +93,15 @@ mod programs {
     pub fn shunt_xdp(ctx: XdpContext) -> u32 {
         this!(Xdp);
         link::early::<This>(&Xdp::new(ctx))
+    }
+
+    /// Declares the XDP program that replaces a function of libxdp's dispatcher. Both must have the
+    /// same parameter and return type.
+    #[unsafe(no_mangle)]
+    #[unsafe(link_section = "freplace")]
+    pub extern "C" fn shunt_xdp_ext(ctx: *mut xdp_md) -> u32 {
+        this!(Xdp);
+        link::early::<This>(&Xdp::new(XdpContext::new(ctx)))
     }
 
     #[cgroup_sock(sock_release)]

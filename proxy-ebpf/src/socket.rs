@@ -132,6 +132,7 @@ pub fn recvmsg<H: Hook>(ctx: &SockAddr) -> Outcome {
         maps::udp_reply(&SocketPeer::new(ctx.cookie(), sender))
     };
     if let Some(vip) = vip {
+        maps::refer_to_constants();
         ctx.set_address::<H::Family>(&vip);
     }
     Outcome::Proceed
@@ -153,6 +154,7 @@ pub fn getpeername<H: Hook>(ctx: &SockAddr) -> Outcome {
     if let Some(connection) = connection
         && connection.endpoint == ctx.address::<H::Family>()
     {
+        maps::refer_to_constants();
         ctx.set_address::<H::Family>(&connection.vip);
     }
     Outcome::Proceed
@@ -302,7 +304,8 @@ pub fn release<P: EntryPoint>(socket: &Socket) {
         Some(Protocol::Udp) => maps::remove_udp_socket(socket.cookie()),
         // Most sockets are connected to no endpoint and have no entry.
         Some(Protocol::Tcp) if may_be_endpoint::<P>(&socket.peer()) => {
-            maps::remove_tcp_connection(socket.cookie())
+            maps::refer_to_constants();
+            maps::remove_tcp_connection(socket.cookie());
         }
         Some(Protocol::Tcp | Protocol::Sctp) | None => {}
     }

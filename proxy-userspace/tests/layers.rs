@@ -39,7 +39,7 @@ const LAYERS: &[Layer] = &[
     // The model has decided everything about Kubernetes.
     layer(
         "dataplane",
-        &["causes", "kernel", "mode", "model", "net"],
+        &["causes", "kernel", "mode", "model", "net", "parallel"],
         &["kube::", "k8s_openapi", "EndpointSlice", "WatchEvent", "tokio"],
     ),
     layer("duration", &[], KUBE),
@@ -70,7 +70,11 @@ const LAYERS: &[Layer] = &[
         KUBE,
     ),
     // Has only the interfaces of the kernel, not Services or modes.
-    layer("kernel", &["net"], &["kube::", "k8s_openapi", "Service", "Snapshot", "kube-ipvs0"]),
+    layer(
+        "kernel",
+        &["net", "process_group"],
+        &["kube::", "k8s_openapi", "Service", "Snapshot", "kube-ipvs0"],
+    ),
     // Judges what the kernel reports about others. Knows nothing of shunt's own rules.
     layer("link_path", &["kernel", "net"], KUBE),
     layer("metrics", &["dataplane", "kernel", "model"], KUBE),
@@ -78,7 +82,7 @@ const LAYERS: &[Layer] = &[
     // Pure: objects in, Snapshot out.
     layer(
         "model",
-        &["net"],
+        &["net", "parallel"],
         &[
             "kube::",
             "k8s_openapi",
@@ -96,7 +100,10 @@ const LAYERS: &[Layer] = &[
     layer("net", &[], KUBE),
     layer("node", &["kernel", "model"], KUBE),
     layer("output_file", &[], KUBE),
+    layer("parallel", &[], KUBE),
     layer("probe", &["kernel", "mode"], KUBE),
+    // For layers that start processes and must not use each other.
+    layer("process_group", &[], KUBE),
     layer("sync", &["causes", "dataplane", "health", "metrics", "model", "net", "node"], KUBE),
     // Asks the daemon and the kernel; draws on the terminal.
     layer("top", &["duration", "health", "inspect", "kernel", "mode"], KUBE),
@@ -107,8 +114,8 @@ const LAYERS: &[Layer] = &[
         KUBE,
     ),
     // Shows what `inspect` reads.
-    layer("ui", &["explain", "health", "inspect", "node", "sync"], KUBE),
-    layer("watch", &["captured_log", "causes", "model", "net", "node", "yaml"], &[]),
+    layer("ui", &["explain", "health", "inspect", "model", "node", "sync"], KUBE),
+    layer("watch", &["captured_log", "causes", "model", "net", "node", "process_group", "yaml"], &[]),
     layer("yaml", &[], KUBE),
 ];
 

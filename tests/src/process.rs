@@ -4,8 +4,11 @@
 use std::{
     ffi::{CString, OsStr},
     fs::{self, File},
-    io,
-    os::unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
+    io::{self, Read as _},
+    os::{
+        fd::{AsFd as _, IntoRawFd as _},
+        unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
+    },
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, ExitStatus, Stdio},
     thread,
@@ -20,7 +23,7 @@ use nix::{
         prctl,
         signal::{Signal, kill},
     },
-    unistd::{Pid, execv},
+    unistd::{Pid, dup2_stdin, execv},
 };
 
 use crate::{agent, deadline::Deadline, interrupt};
@@ -73,6 +76,9 @@ struct EnterArguments {
     namespace: PathBuf,
     #[arg(long)]
     cgroup: PathBuf,
+    /// Closes standard input when the program begins, which then reads from /dev/null.
+    #[arg(long)]
+    close_stdin: bool,
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     command: Vec<String>,
@@ -114,11 +120,15 @@ pub fn run_as_host_process() -> Option<ExitCode> {
 }
 
 impl HostContext {
-    /// Starts a program and appends its output to `log`.
+    /// Starts a program and appends its output to `log`. Returns when the program is in its host
+    /// and begins: joining a cgroup alone can take 10 ms.
     pub fn spawn(&self, program: &Path, arguments: &[String], log: &File) -> Result<ChildProcess> {
-        let mut command = self.command(program, arguments);
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
-        ChildProcess::start(command, program)
+        let mut command = self.command_with(&["--close-stdin"], program, arguments);
+        let (mut begun, open_until_then) = io::pipe().context("create a pipe")?;
+        command.stdin(open_until_then).stdout(log.try_clone()?).stderr(log.try_clone()?);
+        let running = ChildProcess::start(command, program)?;
+        begun.read_to_end(&mut Vec::new()).context("wait for the program to begin")?;
+        Ok(running)
     }
 
     /// Starts the agent of a host, with pipes for its requests and responses.
@@ -140,9 +150,13 @@ impl HostContext {
     }
 
     fn command(&self, program: &Path, arguments: &[impl AsRef<OsStr>]) -> Command {
+        self.command_with(&[], program, arguments)
+    }
+
+    fn command_with(&self, flags: &[&str], program: &Path, arguments: &[impl AsRef<OsStr>]) -> Command {
         let mut command = command(&self.program);
         command.arg(ENTER_HOST).arg("--namespace").arg(&self.namespace).arg("--cgroup").arg(&self.cgroup);
-        command.arg("--").arg(program).args(arguments);
+        command.args(flags).arg("--").arg(program).args(arguments);
         command
     }
 }
@@ -258,9 +272,19 @@ fn enter(arguments: &EnterArguments) -> Result<()> {
         .with_context(|| format!("open {}", arguments.namespace.display()))?;
     setns(&namespace, CloneFlags::CLONE_NEWNET)
         .with_context(|| format!("enter {}", arguments.namespace.display()))?;
+    if arguments.close_stdin {
+        close_stdin_on_exec().context("give the program another standard input")?;
+    }
     let words: Vec<_> =
         arguments.command.iter().map(|word| CString::new(word.as_str())).collect::<Result<_, _>>()?;
     let program = words.first().context("no program given")?;
     execv(program, &words).with_context(|| format!("run {}", program.to_string_lossy()))?;
+    Ok(())
+}
+
+/// Moves standard input to a descriptor that the next exec closes.
+fn close_stdin_on_exec() -> io::Result<()> {
+    let _until_exec = io::stdin().as_fd().try_clone_to_owned()?.into_raw_fd();
+    dup2_stdin(File::open("/dev/null")?)?;
     Ok(())
 }

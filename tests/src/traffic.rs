@@ -18,7 +18,8 @@ use crate::{
     world::{Host, World},
 };
 
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// On a machine with much other load, a process may wait some seconds for a core.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const BATCH: usize = 50;
 const OPEN_CONNECTION: &str = "open";
 

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 
-use proxy_common::layout::MAPS;
+use proxy_common::layout::{Counter, MAPS};
 use proxy_userspace::kernel::command::{Command, Launcher};
 use serde::Deserialize;
 use serde_yaml_ng::Value;
@@ -157,6 +157,14 @@ fn monitor_selects_the_pods_of_the_daemon_set() {
     assert_eq!(monitor["spec"]["selector"]["matchLabels"], set["spec"]["template"]["metadata"]["labels"]);
     assert_eq!(monitor["metadata"]["namespace"], set["metadata"]["namespace"]);
     assert_eq!(monitor["spec"]["podMetricsEndpoints"][0]["honorLabels"], true);
+}
+
+#[test]
+fn each_decision_about_packets_is_documented() {
+    let page = read("docs/metrics.md");
+    for counter in Counter::ALL {
+        assert!(page.contains(&format!("| `{}` | ", counter.name())), "{counter:?}");
+    }
 }
 
 #[test]

@@ -1,4 +1,39 @@
-//! The counts of each service port, and the errors of programs.
+//! The counters of the programs, the counts of each service port, and the errors of programs.
+
+named_enum! {
+    /// The counters of the link programs. The number is the key in `counters`. They count packets
+    /// unless the comment says otherwise.
+    Counter {
+        /// New flows on links.
+        FlowsBegun = 0, "flow_begun";
+        /// Refused: the Service has no endpoints.
+        Refused = 1, "refused";
+        /// Dropped: the traffic policy is Local, and no endpoint is on this node.
+        NoLocalEndpoint = 2, "no_local_endpoint";
+        /// Dropped: the source is not in the source ranges of the Service.
+        SourceNotAllowed = 3, "source_not_allowed";
+        /// Dropped: the entries of the flow could not be written.
+        FlowNotRecorded = 4, "flow_not_recorded";
+        /// Refused: a TCP segment of an unknown connection.
+        UnknownConnection = 5, "unknown_connection";
+        /// Dropped: the packet could not be rewritten.
+        NotRewritten = 6, "not_rewritten";
+        /// Dropped: no address or no port was free to masquerade the flow, or the flow is unknown.
+        NotMasqueraded = 7, "not_masqueraded";
+        /// Ports that were not taken for a masqueraded flow, because a socket of the node has them.
+        PortOfSocket = 8, "port_of_socket";
+        /// Sent on another link, or on the same one, before the stack (XDP).
+        SentBeforeStack = 9, "sent_before_stack";
+        /// Sent through the tunnel to the endpoint's node.
+        SentThroughTunnel = 10, "sent_through_tunnel";
+        /// Answered with an ICMP error: too long for the tunnel.
+        TooLongForTunnel = 11, "too_long_for_tunnel";
+        /// Dropped: the packet came through the tunnel from no known node, or for no Service.
+        TunnelRefused = 12, "tunnel_refused";
+        /// Sent on to the client: a reply that came back through the tunnel.
+        ReplyForwarded = 13, "reply_forwarded";
+    }
+}
 
 map_type! {
     /// Value of `service_counts`: the counts of a service port on one CPU. The slots

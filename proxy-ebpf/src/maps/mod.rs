@@ -2,6 +2,7 @@
 //! into a map.
 #![expect(unsafe_code, reason = "only the verifier checks the pointers to map values")]
 
+mod flows;
 mod links;
 mod records;
 mod sockets;
@@ -23,7 +24,7 @@ use proxy_common::{
         DsrKey, Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue,
         HardwareAddress, MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, Program,
         ProgramError, ProgramErrors, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer,
-        SocketScope, SourceRange, UdpSocket, VlanKey, XdpLinkValue, flow_state, service_slot,
+        SocketScope, SourceRange, UdpSocket, VlanKey, XdpLinkValue, service_slot,
     },
     link::direct::DirectProgress,
     packet::TcpFlags,
@@ -31,7 +32,7 @@ use proxy_common::{
     tables::Tables,
 };
 
-use self::links::dsr_address;
+use self::{flows::flows_with, links::dsr_address};
 pub use self::{
     links::{bridge_of, is_vlan},
     records::{begin_capture, captures_packets, end_capture, write_event},
@@ -72,9 +73,9 @@ macro_rules! map_type {
 
 for_each_map!(declare_maps);
 
-/// Userspace sets it to the hash of the object and its version. A process that finds a program in
-/// the kernel with its own hash need not load the program. No program reads it.
-#[used]
+/// Userspace sets it to the hash of the object, its version and its constants. A process that finds
+/// a program in the kernel with its own hash need not load the program. No `#[used]`, which would
+/// put it into a map of its own, apart from the constants that the programs read.
 #[unsafe(no_mangle)]
 static OBJECT_HASH: Global<u64> = Global::new(0);
 
@@ -100,6 +101,13 @@ static SERVICE_SLOTS: Global<u32> = Global::new(0);
 #[inline(always)]
 pub fn has_set_retval() -> bool {
     HAS_SET_RETVAL.load() != 0
+}
+
+/// Makes a program refer to the constants, and so to the hash that tells who loaded it. Programs
+/// that read another constant need no call.
+#[inline(always)]
+pub fn refer_to_constants() {
+    OBJECT_HASH.load();
 }
 
 /// Copies a value out of a hash map.
@@ -139,12 +147,6 @@ impl<P: EntryPoint> Kernel<P> {
 }
 
 const EEXIST: i32 = -17;
-
-/// Returns the map for a flow in this state.
-#[inline(always)]
-fn flows_with(flow: &Flow) -> &'static LruHashMap<FlowKey, Flow, PLACEHOLDER> {
-    if flow.is_assured() { &FLOWS } else { &UNASSURED_FLOWS }
-}
 
 impl<P: EntryPoint> Tables for Kernel<P> {
     #[inline(always)]
@@ -275,24 +277,12 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn port_use(&self, key: &FlowKey) -> Option<PortUse> {
-        let flow = FLOWS.get_ptr(key).or_else(|| UNASSURED_FLOWS.get_ptr(key))?;
-        // SAFETY: the pointer is valid until the program ends. If the kernel gave the element to
-        // another flow meanwhile, a free port may count as taken, or the reverse. The insertion of
-        // the entry looks again.
-        unsafe { Some(PortUse { state: (*flow).state, used_ns: (*flow).used_ns }) }
+        flows::port_use(key)
     }
 
     #[inline(always)]
     fn answered_flow(&self, key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow> {
-        let flow = FLOWS.get_ptr_mut(key).or_else(|| UNASSURED_FLOWS.get_ptr_mut(key))?;
-        // SAFETY: the pointer is valid until the program ends. If the kernel gave the element to
-        // another flow meanwhile, a reset of that flow's client may be taken for a forged one.
-        unsafe {
-            if tcp.has_ack() && (*flow).acknowledged != acknowledged {
-                (*flow).acknowledged = acknowledged;
-            }
-            Some(*flow)
-        }
+        flows::answered_flow(key, tcp, acknowledged)
     }
 
     #[inline(always)]
@@ -321,46 +311,17 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn set_acknowledged(&self, key: &FlowKey, acknowledged: u32) {
-        if let Some(flow) = UNASSURED_FLOWS.get_ptr_mut(key) {
-            // SAFETY: as in `touch_flow`. If the kernel gave the element to another flow meanwhile,
-            // that flow may stay unassured.
-            unsafe { (*flow).acknowledged = acknowledged };
-        }
+        flows::set_acknowledged(key, acknowledged);
     }
 
     #[inline(always)]
     fn touch_flow(&self, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) -> bool {
-        let Some(entry) = flows_with(flow).get_ptr_mut(key) else { return false };
-        // SAFETY: the pointer is valid until the program ends. If two CPUs write at once, a bit may
-        // be lost. The flow then lives longer than necessary. The kernel may give the element to
-        // another flow at any time, without a grace period. It has other addresses then. Between
-        // the comparison and the writes are a few instructions: in that time, another CPU would
-        // have to evict the element and fill it. Its flow would be kept for a wrong time until its
-        // next packet, but it would not be translated wrongly: the addresses are never written.
-        unsafe {
-            if (*entry).source == flow.source && (*entry).destination == flow.destination {
-                (*entry).state = flow_state::after((*entry).state, observed);
-                (*entry).used_ns = now_ns;
-            }
-        }
-        true
+        flows::touch_flow(key, flow, observed, now_ns)
     }
 
     #[inline(always)]
     fn reuse_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
-        let Some(before) = flows_with(flow).get_ptr_mut(key) else { return false };
-        // SAFETY: as above. The addresses do not change.
-        unsafe {
-            if (*before).tuple() != flow.tuple() {
-                return false;
-            }
-            (*before).service = flow.service;
-            (*before).generation = flow.generation;
-            (*before).state = flow.state;
-            (*before).acknowledged = flow.acknowledged;
-            (*before).used_ns = flow.used_ns;
-        }
-        true
+        flows::reuse_flow(key, flow)
     }
 
     #[inline(always)]
@@ -386,40 +347,17 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn direct_flow(&self, key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow> {
-        let flow = DIRECT_FLOWS.get_ptr_mut(key)?;
-        // SAFETY: as in `answered_flow`.
-        unsafe {
-            if tcp.has_ack() && (*flow).acknowledged != acknowledged {
-                (*flow).acknowledged = acknowledged;
-            }
-            Some(*flow)
-        }
+        flows::direct_flow(key, tcp, acknowledged)
     }
 
     #[inline(always)]
     fn direct_progress(&self, key: &DirectKey) -> DirectProgress {
-        // SAFETY: the fields are copied before any other map operation.
-        let flow = unsafe { DIRECT_FLOWS.get(key) };
-        flow.map_or(DirectProgress::default(), DirectProgress::of)
+        flows::direct_progress(key)
     }
 
     #[inline(always)]
     fn put_direct_flow(&self, key: &DirectKey, flow: &DirectFlow) {
-        if let Some(entry) = DIRECT_FLOWS.get_ptr_mut(key) {
-            // SAFETY: as in `touch_flow`. If the kernel gave the element to another flow between
-            // the comparison and the writes, that flow takes the direct path for one lease
-            // more, with packets as long as this one.
-            unsafe {
-                if (*entry).is_same_but_for_time(flow) {
-                    (*entry).longest = flow.longest;
-                    (*entry).epoch = flow.epoch;
-                    (*entry).until_ns = flow.until_ns;
-                    return;
-                }
-            }
-        }
-        // Without the entry, packets go through the stack.
-        let _ = DIRECT_FLOWS.insert(key, flow, 0);
+        flows::put_direct_flow(key, flow);
     }
 
     #[inline(always)]

@@ -30,7 +30,7 @@ static LOST_RECORDS: PerCpuArray<u64, { LostRecord::COUNT }> = PerCpuArray::new(
 #[unsafe(no_mangle)]
 static CAPTURES_PACKETS: Global<u32> = Global::new(0);
 
-/// The packet of which a program on this CPU decides.
+/// The packet that a program on this CPU decides about.
 #[btf_map(name = "captured_headers")]
 static CAPTURED_HEADERS: PerCpuArray<CapturedHeaders, 1> = PerCpuArray::new();
 

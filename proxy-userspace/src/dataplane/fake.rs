@@ -9,6 +9,7 @@ use std::{
 use super::{
     Dataplane, FailureScope, LeftOutPort, LeftOutReason, MapFill, PlanSize,
     conntrack::{StaleUdpCleaner, UdpTable},
+    ebpf::TracingPrograms,
 };
 use crate::{
     kernel::{
@@ -52,6 +53,8 @@ pub(crate) struct FakeKernel {
     pub(crate) lacks_sctp: bool,
     /// The kernel rejects a link with each `apply`.
     pub(crate) rejects_link: bool,
+    /// [`Dataplane::trace`] exchanges programs.
+    pub(crate) can_trace: bool,
     /// The kernel rejects all changes of this family.
     pub(crate) failing_family: Option<IpFamily>,
     /// [`Dataplane::left_out`] returns these.
@@ -273,6 +276,10 @@ impl Dataplane for FakeDataplane {
 
     fn distrust(&mut self) {
         self.kernel().is_certain = false;
+    }
+
+    fn trace(&mut self, _: &mut KernelContent, _: Option<TracingPrograms>) -> bool {
+        self.kernel().can_trace
     }
 
     fn failure_scope(error: &FakeError) -> FailureScope {

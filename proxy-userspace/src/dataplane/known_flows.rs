@@ -23,7 +23,7 @@ pub struct KnownFlow {
     pub destination: SocketAddr,
     /// The endpoint.
     pub endpoint: SocketAddr,
-    /// How far it is.
+    /// The state of the flow.
     pub state: FlowStage,
     /// What translates it.
     pub by: Translator,
@@ -36,7 +36,7 @@ pub struct KnownFlow {
     pub age: Option<Duration>,
 }
 
-/// How far a flow is.
+/// The state of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowStage {
     /// The endpoint has not answered yet.

@@ -134,8 +134,7 @@ pub trait Dataplane {
         None
     }
 
-    /// Returns the links whose incoming packets are not served, because a setting of another
-    /// program prevents it.
+    /// Returns the links that have no room for programs, because of a setting of another program.
     fn left_out(&self) -> Vec<Arc<str>> {
         Vec::new()
     }

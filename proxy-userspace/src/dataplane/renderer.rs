@@ -150,12 +150,37 @@ pub struct DataplaneRenderer<D: Dataplane> {
     dataplane: D,
     state: Option<D::State>,
     sctp_ports: SctpPorts,
+    /// The number of changes that the last plan did not make.
+    not_made: usize,
+    /// Rules were missing, and stale UDP entries were not rechecked since.
+    rechecks_udp: bool,
 }
 
 impl<D: Dataplane> DataplaneRenderer<D> {
     /// Returns a renderer without a state.
     pub fn new(dataplane: D) -> Self {
-        Self { dataplane, state: None, sctp_ports: SctpPorts::default() }
+        Self { dataplane, state: None, sctp_ports: SctpPorts::default(), not_made: 0, rechecks_udp: false }
+    }
+
+    /// Applies a plan. If that failed in part, what was not made is in the next plan.
+    fn apply(
+        &mut self,
+        state: &mut D::State,
+        plan: D::Plan,
+        (snapshot, dirty): (&Snapshot, &Dirty),
+    ) -> Result<usize, RenderError> {
+        let planned = plan.len();
+        // A plan without changes is applied too: it can add to the state what the kernel does not
+        // show.
+        let Err(source) = self.dataplane.apply(state, plan) else {
+            self.not_made = 0;
+            return Ok(planned);
+        };
+        let scope = D::failure_scope(&source);
+        let is_partly_made = scope == FailureScope::ServicePorts;
+        self.not_made = if is_partly_made { D::plan(state, snapshot, dirty).len() } else { planned };
+        let operations = planned.saturating_sub(self.not_made);
+        Err(RenderError::Apply { scope, operations, source: source.into() })
     }
 }
 
@@ -195,29 +220,21 @@ where
         if self.state.is_none() {
             self.observe()?;
         }
-        let Some(state) = &mut self.state else { return Ok(0) };
-        let plan = D::plan(state, snapshot, dirty);
-        let operations = plan.len();
+        let Some(mut state) = self.state.take() else { return Ok(0) };
+        let plan = D::plan(&state, snapshot, dirty);
         tracing::trace!(?plan, "applying the plan");
-        // A plan without changes is applied too: it can add to the state what the kernel does not
-        // show.
-        if let Err(source) = self.dataplane.apply(state, plan) {
-            let scope = D::failure_scope(&source);
-            let is_partly_made = scope == FailureScope::ServicePorts;
-            // What was not made is in the next plan.
-            let not_made = if is_partly_made { D::plan(state, snapshot, dirty).len() } else { operations };
-            let operations = operations.saturating_sub(not_made);
-            return Err(RenderError::Apply { scope, operations, source: source.into() });
-        }
         // While rules were missing, packets could pass untranslated, also those of unchanged
-        // Services.
-        if dirty.all
-            && operations > 0
+        // Services. A plan that only repeats what failed does not count.
+        self.rechecks_udp |= dirty.all && !plan.is_empty() && plan.len() != self.not_made;
+        let applied = self.apply(&mut state, plan, (snapshot, dirty));
+        self.state = Some(state);
+        if applied.as_ref().map_or_else(|error| error.scope().is_limited(), |_| true)
+            && std::mem::take(&mut self.rechecks_udp)
             && let Some(stale_udp) = self.dataplane.stale_udp()
         {
             stale_udp.recheck_all(snapshot);
         }
-        Ok(operations)
+        applied
     }
 
     fn delete_stale_udp(
@@ -283,5 +300,97 @@ where
 
     fn mode_metrics(&mut self) -> Option<ModeMetricsReader> {
         self.dataplane.mode_metrics()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        dataplane::fake::FakeDataplane,
+        model::{IpFamily, Protocol, testing},
+    };
+
+    /// Returns a Snapshot of the UDP service dns and these TCP services.
+    fn snapshot(tcp: &[&str]) -> Snapshot {
+        let mut world = testing::World::default();
+        let mut dns = testing::service("default/dns", "10.96.0.10");
+        dns.ports = vec![testing::service_port("", Protocol::Udp, 53)];
+        let tcp = tcp.iter().zip(11..).map(|(name, number)| {
+            let address = if *name == "v6" { "fd96::10".into() } else { format!("10.96.0.{number}") };
+            testing::service(&format!("default/{name}"), &address)
+        });
+        for service in tcp.chain([dns]) {
+            world.services.insert(service.name.clone(), service);
+        }
+        world.model(&testing::settings(), &testing::facts(&[])).snapshot().clone()
+    }
+
+    /// A renderer of the fake dataplane, after a first success.
+    struct Scene {
+        kernel: FakeDataplane,
+        renderer: DataplaneRenderer<FakeDataplane>,
+    }
+
+    impl Scene {
+        fn new(snapshot: &Snapshot) -> Self {
+            let kernel = FakeDataplane::default();
+            let mut scene = Self { renderer: DataplaneRenderer::new(kernel.clone()), kernel };
+            assert!(scene.rechecks(snapshot), "a start checks all");
+            scene
+        }
+
+        /// Renders everything. Returns true if all stale UDP entries were rechecked then.
+        fn rechecks(&mut self, snapshot: &Snapshot) -> bool {
+            let dirty = Dirty::everything();
+            self.kernel.kernel().udp_deletions.clear();
+            self.renderer.observe().expect("the fake kernel can be read");
+            let rendered = self.renderer.render(snapshot, &dirty);
+            if rendered.is_ok() || rendered.is_err_and(|error| error.scope().is_limited()) {
+                self.renderer.delete_stale_udp(snapshot, &dirty).expect("conntrack works");
+            }
+            !self.kernel.kernel().udp_deletions.is_empty()
+        }
+
+        /// Makes the kernel lose the rules of a service.
+        fn lose(&mut self, name: &str) {
+            self.kernel.kernel().content.ports.retain(|key, _| *key.name.service.name != *name);
+        }
+    }
+
+    #[test]
+    fn udp_entries_are_rechecked_after_rules_were_missing() {
+        let all = snapshot(&["web"]);
+        let mut scene = Scene::new(&all);
+        assert!(!scene.rechecks(&all), "no rules were missing");
+        scene.lose("dns");
+        assert!(scene.rechecks(&all));
+        assert!(!scene.rechecks(&all));
+    }
+
+    #[test]
+    fn udp_entries_are_rechecked_once_while_a_part_fails() {
+        let (before, after) = (snapshot(&["web"]), snapshot(&["web", "v6"]));
+        let mut scene = Scene::new(&before);
+        scene.kernel.kernel().failing_family = Some(IpFamily::V6);
+        scene.lose("dns");
+        scene.lose("web");
+        assert!(scene.rechecks(&after), "IPv4 is served again");
+        for _ in 0..3 {
+            scene.rechecks(&after);
+        }
+        assert!(!scene.rechecks(&after), "each plan only repeats what failed");
+        scene.lose("dns");
+        assert!(scene.rechecks(&after));
+    }
+
+    #[test]
+    fn udp_entries_are_rechecked_by_the_first_sync_that_succeeds_in_part() {
+        let all = snapshot(&["web"]);
+        let mut scene = Scene::new(&all);
+        scene.lose("dns");
+        scene.kernel.kernel().failures_left = 1;
+        assert!(!scene.rechecks(&all), "nothing is certain");
+        assert!(scene.rechecks(&all));
     }
 }

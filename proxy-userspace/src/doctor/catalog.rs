@@ -54,14 +54,14 @@ kinds! {
         "this Service does not work on this node, while all others do",
         "mend what the reason names; shunt get left-out lists all";
     LINK_LEFT_OUT: Warning "LinkLeftOut",
-        "connections that come in on this link do not reach Services",
+        "no program can be attached to this link; the backstop serves it, and with --backstop never its packets are not translated",
         "the log names the error; exclude the link with --exclude-interfaces if no client is behind it";
     LINK_DISPLACED: Warning "LinkDisplaced",
         "a program of another owner runs before shunt's on this link and may drop, redirect or change packets",
         "let the other program pass packets on (TC_ACT_UNSPEC, TCX_NEXT), or set --links-path netfilter";
     NETFILTER_ON_LINKS: Info "NetfilterOnLinks",
         "rules or filters of others need netfilter's translation, so netfilter serves the links; Services work",
-        "nothing has to be done; docs/ebpf.md says which rules decide this";
+        "nothing has to be done; docs/clusters.md says which rules decide this";
     OTHERS_UNREADABLE: Warning "OthersUnreadable",
         "shunt does not know whether rules of others need netfilter's translation, so netfilter serves the links: Services work, and connections from outside are slower",
         "mend what the error names, such as a command of nft or iptables that is missing or crashes; shunt reads again by itself";

@@ -48,6 +48,9 @@ pub enum Unresolved {
     /// The pod is no endpoint of a Service. Others may know it.
     #[error("no endpoint of a Service is the pod {0}")]
     Pod(NamespacedName),
+    /// This node does not serve the Service. Others may know why; the text is what is known here.
+    #[error("{1}")]
+    Service(NamespacedName, String),
     /// The text says which name, and what there is.
     #[error("{0}")]
     Name(String),
@@ -155,10 +158,10 @@ fn destination(
         (HostName::Service(service), _) => cluster_ips(model, service.full()),
     };
     if candidates.is_empty() {
-        return Err(Unresolved::Name(match &name.host {
-            HostName::Address(address) => unresolved::no_port(*address),
+        return Err(match &name.host {
+            HostName::Address(address) => Unresolved::Name(unresolved::no_port(*address)),
             HostName::Service(service) => unresolved::no_service(model, service),
-        }));
+        });
     }
     let is_wanted = |candidate: &&Candidate<'_>| {
         let of_port = match &name.port {

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use super::{DestinationName, HostName, ObjectName, PortName};
+use super::{DestinationName, HostName, ObjectName, PortName, Unresolved};
 use crate::model::{Model, ServicePortKey};
 
 /// Says that an address needs a port. The port of an IPv6 address may have become a part of it.
@@ -19,20 +19,27 @@ pub(super) fn no_port(address: IpAddr) -> String {
 }
 
 /// Says that this node serves no such Service.
-pub(super) fn no_service(model: &Model, service: &ObjectName) -> String {
-    let namespace = service.full().map(|name| name.namespace);
-    let is_known =
-        |namespace| model.snapshot().ports.keys().any(|key| key.name.service.namespace == namespace);
-    match namespace {
-        Some(namespace) if !is_known(namespace.clone()) => format!(
+pub(super) fn no_service(model: &Model, service: &ObjectName) -> Unresolved {
+    let Some(name) = service.full() else {
+        return Unresolved::Name(format!("{service} is no name of a Service"));
+    };
+    if let Some(reason) = model.unserved(&name) {
+        return Unresolved::Name(reason.sentence(&name));
+    }
+    let namespace = &name.namespace;
+    let is_known = model.snapshot().ports.keys().any(|key| key.name.service.namespace == *namespace);
+    let why = if is_known {
+        format!(
+            "this node serves no Service {service} with a cluster IP: there is none, or it is headless or of another \
+             proxy, which are not served; name the address of an endpoint instead"
+        )
+    } else {
+        format!(
             "this node serves no Service {service} with a cluster IP, and none in the namespace {namespace}; DNS \
              names of others are not resolved: name the address"
-        ),
-        _ => format!(
-            "this node serves no Service {service} with a cluster IP: there is none, or it is headless, of type \
-             ExternalName or of another proxy, which are not served; name the address of an endpoint instead"
-        ),
-    }
+        )
+    };
+    Unresolved::Service(name, why)
 }
 
 /// Says what the port of a Service is, if it is no port of its cluster IP: its node port, or the

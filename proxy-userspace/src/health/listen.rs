@@ -17,6 +17,9 @@ use crate::node::NodeEvents;
 
 /// Upstream waits this long before it tries an address again (`serveHealthz`, `serveMetrics`).
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(5);
+/// The number of failed attempts before an Event is sent. They take half a minute, the time that
+/// the kubelet gives a former process to end.
+const ATTEMPTS_BEFORE_EVENT: u32 = 6;
 const BACKLOG: i32 = 1024;
 
 /// Listens on an address. A wildcard address of either family serves both families if the kernel
@@ -82,8 +85,9 @@ impl HttpServer {
     }
 }
 
-/// Serves forever. If shunt cannot listen on the address, it sends one Event. With `hard_fail` it
-/// then returns an error. Otherwise it logs one warning and retries every few seconds.
+/// Serves forever. With `hard_fail`, if shunt cannot listen on the address, it sends an Event and
+/// returns an error. Otherwise it logs one warning, retries every few seconds, and sends one Event
+/// after half a minute.
 pub async fn serve(
     server: HttpServer,
     address: SocketAddr,
@@ -92,7 +96,7 @@ pub async fn serve(
     events: &NodeEvents,
 ) -> Result<Infallible, BindError> {
     let name = server.name();
-    let mut warned = false;
+    let mut failures = 0;
     loop {
         let error = match bind(name, address) {
             Ok(listener) => {
@@ -101,17 +105,19 @@ pub async fn serve(
             }
             Err(error) => error,
         };
-        if !std::mem::replace(&mut warned, true) {
-            let after = if hard_fail { "shunt ends (bindAddressHardFail)" } else { "shunt tries again" };
-            events.warning(server.failure_reason(), format!("{error}: {}; {after}", error.source));
-            if !hard_fail {
-                let (error, retry) = (&error.source, RETRY_AFTER.as_secs());
-                tracing::warn!(server = name, %address, %error, "cannot listen on the address; shunt tries again every {retry} s");
-            }
-        }
+        let send_event =
+            |after| events.warning(server.failure_reason(), format!("{error}: {}; {after}", error.source));
         if hard_fail {
+            send_event("shunt ends (bindAddressHardFail)");
             return Err(error);
         }
+        if failures == 0 {
+            let (error, retry) = (&error.source, RETRY_AFTER.as_secs());
+            tracing::warn!(server = name, %address, %error, "cannot listen on the address; shunt tries again every {retry} s");
+        } else if failures == ATTEMPTS_BEFORE_EVENT {
+            send_event("shunt tries again");
+        }
+        failures = ATTEMPTS_BEFORE_EVENT.min(failures) + 1;
         tokio::time::sleep(RETRY_AFTER).await;
     }
 }

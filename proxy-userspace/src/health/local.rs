@@ -180,12 +180,14 @@ fn listen(name: &[u8]) -> io::Result<LocalListener> {
 
 #[cfg(test)]
 mod tests {
-    use std::process;
+    use std::{future::pending, process};
 
     use socket2::{Domain, SockAddr, Socket, Type};
+    use tokio::io::AsyncWriteExt as _;
 
     use super::*;
     use crate::{
+        captured_log::CapturedLog,
         health::{NodeReport, ProxyHealth, Status, second_shunt_routes},
         node::NodeEvents,
     };
@@ -222,6 +224,34 @@ mod tests {
         assert_eq!(sent.try_recv().map(|event| event.reason), Ok("SecondShunt"));
         assert!(sent.try_recv().is_err(), "one Event for all attempts");
         serving.abort();
+    }
+
+    /// Returns what a second shunt logs if the first one answers so, or not at all.
+    async fn logged(name: &'static [u8], answer: Option<&'static str>) -> String {
+        let first = listen(name).expect("nobody has the name").0;
+        let answering = async move {
+            let (mut stream, _) = first.accept().await.expect("a connection");
+            if let Some(answer) = answer {
+                stream.write_all(answer.as_bytes()).await.expect("written");
+            }
+            pending::<()>().await;
+        };
+        let log = CapturedLog::start();
+        tokio::select! {
+            () = second_shunt::tell(name) => {}
+            () = answering => {}
+        }
+        log.end()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_shunt_that_is_not_heard_logs_why() {
+        let heard = logged(b"shunt/test-204", Some("HTTP/1.1 204 No Content\r\n\r\n")).await;
+        assert_eq!(heard, "");
+        let unknown = logged(b"shunt/test-404", Some("HTTP/1.1 404 Not Found\r\n\r\n")).await;
+        assert!(unknown.contains("its answer is \"HTTP/1.1 404\", not \"HTTP/1.1 204\""), "{unknown}");
+        let silent = logged(b"shunt/test-no-answer", None).await;
+        assert!(silent.contains("WARN") && silent.contains("no answer within 2 s"), "{silent}");
     }
 
     #[tokio::test(start_paused = true)]

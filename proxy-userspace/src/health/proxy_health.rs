@@ -45,8 +45,10 @@ struct FamilyState {
 }
 
 impl State {
+    /// As with upstream, a family that was never updated is live: the first sync may take long.
     fn is_live(&self, family: &FamilyState) -> bool {
-        family.oldest_pending.is_none_or(|since| since.elapsed() < self.timeout)
+        family.last_updated.is_none()
+            || family.oldest_pending.is_none_or(|since| since.elapsed() < self.timeout)
     }
 
     fn is_programmed(&self) -> bool {
@@ -191,6 +193,12 @@ impl ProxyHealth {
         state.families.iter().all(|family| state.is_live(family))
     }
 
+    /// Returns true if Services are kept up to date on all parts of the node (upstream's
+    /// `Health().Healthy`), whether or not the node may receive traffic.
+    pub(super) fn is_healthy(&self) -> bool {
+        self.is_live() && self.state.borrow().is_whole()
+    }
+
     /// Returns true if no change of this family has waited too long.
     #[cfg(test)]
     pub(crate) fn is_live_for(&self, family: IpFamily) -> bool {
@@ -207,16 +215,17 @@ impl ProxyHealth {
     /// receive traffic.
     pub fn is_ready(&self) -> bool {
         let state = *self.state.borrow();
-        state.is_programmed() && !state.node_ineligible && state.is_whole() && self.is_live()
+        state.is_programmed() && !state.node_ineligible && self.is_healthy()
     }
 
     pub(super) fn livez(&self) -> Report {
-        self.report(None, self.is_live())
+        self.report(None, true, self.is_live())
     }
 
     pub(super) fn healthz(&self) -> Report {
         let eligible = self.is_programmed() && !self.state.borrow().node_ineligible;
-        self.report(Some(eligible), self.is_ready())
+        let is_whole = self.state.borrow().is_whole();
+        self.report(Some(eligible), is_whole, self.is_ready())
     }
 
     /// Returns what the kernel has, and why the proxy is not ready.
@@ -240,18 +249,19 @@ impl ProxyHealth {
         Progress { families, not_ready: not_ready.collect() }
     }
 
-    fn report(&self, node_eligible: Option<bool>, ok: bool) -> Report {
+    /// Without `is_whole`, nothing counts as healthy.
+    fn report(&self, node_eligible: Option<bool>, is_whole: bool, ok: bool) -> Report {
         let state = *self.state.borrow();
         let text_of = |time: Option<Timestamp>| time.map_or_else(|| NEVER.into(), |time| time.to_string());
         let last_updated = text_of(state.families.iter().filter_map(|family| family.last_updated).max());
         let now = Timestamp::now().to_string();
-        let healthy = self.is_live() && state.is_whole();
+        let healthy = self.is_live() && is_whole;
         // Upstream has one proxier for each family. A family that was never updated is not in the
         // report.
         let families = IpFamily::ALL.map(IpFamily::name).into_iter().zip(&state.families);
         let updated = families.filter(|(_, family)| family.last_updated.is_some());
         let status = updated.map(|(name, family)| {
-            let healthy = state.is_live(family) && state.is_whole();
+            let healthy = state.is_live(family) && is_whole;
             (name, FamilyReport { last_updated: text_of(family.last_updated), healthy })
         });
         let status = status.collect();

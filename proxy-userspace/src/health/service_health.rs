@@ -234,7 +234,7 @@ struct CheckState {
 /// Upstream answers every path and method in the same way.
 async fn answer(State(check): State<Arc<CheckState>>) -> Response {
     let local_endpoints = check.local_endpoints.load(Ordering::Relaxed);
-    let healthy = check.health.is_live();
+    let healthy = check.health.is_healthy();
     let headers = [
         (header::CONTENT_TYPE, "application/json".to_owned()),
         (HeaderName::from_static("x-load-balancing-endpoint-weight"), local_endpoints.to_string()),

@@ -139,8 +139,8 @@ impl Status {
     pub fn set_mode(&self, mode: Mode, why: &str) {
         let mode = RunningMode { mode, why: why.into(), since: Timestamp::now() };
         let mut facts = self.facts();
-        let configuration_refused = facts.configuration_refused.take();
-        *facts = Facts { mode: Some(mode), configuration_refused, ..Facts::default() };
+        let (configuration_refused, second_shunt) = (facts.configuration_refused.take(), facts.second_shunt);
+        *facts = Facts { mode: Some(mode), configuration_refused, second_shunt, ..Facts::default() };
     }
 
     /// Returns the mode that runs.
@@ -168,7 +168,7 @@ impl Status {
         mem::replace(&mut self.facts().backstop, backstop)
     }
 
-    /// Sets the links whose incoming packets are not served. Returns the previous ones.
+    /// Sets the links that have no room for programs. Returns the previous ones.
     pub fn set_links_left_out(&self, links: Vec<Arc<str>>) -> Vec<Arc<str>> {
         mem::replace(&mut self.facts().left_out, links)
     }

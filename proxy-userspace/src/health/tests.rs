@@ -209,6 +209,26 @@ async fn an_overdue_family_is_reported_alone_and_fails_both_pages() {
     assert_eq!(healthy, [json!(true), json!(false)], "{report}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_part_that_fails_ends_healthz_and_not_livez() {
+    let health = ProxyHealth::new(TIMEOUT);
+    health.updated(&IpFamily::ALL);
+    health.part_failed();
+    sleep(TIMEOUT).await;
+    let healthy = |report| serde_json::to_value(report).expect("JSON")["healthy"].clone();
+    assert_eq!((health.healthz().ok, healthy(health.healthz())), (false, json!(false)));
+    assert_eq!((health.livez().ok, healthy(health.livez())), (true, json!(true)));
+    assert!(!health.is_healthy(), "load balancers with policy Local choose another node too");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_sync_that_takes_long_does_not_end_livez() {
+    let health = ProxyHealth::new(TIMEOUT);
+    health.queued(&IpFamily::ALL);
+    sleep(2 * TIMEOUT).await;
+    assert!(health.livez().ok && !health.healthz().ok);
+}
+
 fn ebpf_metrics() -> Metrics {
     let metrics = Metrics::default();
     metrics.set_mode("ebpf", "as configured");
@@ -246,7 +266,7 @@ async fn the_metrics_server_has_metrics_slis_proxy_mode_and_healthz() {
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_an_error_or_is_retried_and_an_event() {
+async fn an_address_in_use_is_an_error_or_is_retried() {
     let taken = bind("test", SocketAddr::new(LOOPBACK, 0)).unwrap();
     let address = taken.local_addr().unwrap();
     let routes = metrics_routes(&ebpf_metrics());
@@ -263,7 +283,23 @@ async fn an_address_in_use_is_an_error_or_is_retried_and_an_event() {
     sleep(Duration::from_millis(50)).await;
     drop(taken);
     assert_eq!(eventually(address, Result::is_ok).await.unwrap().status, 404);
+    assert!(sent.try_recv().is_err(), "a former process had just not ended");
+    serving.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_address_in_use_gives_one_event_after_half_a_minute() {
+    let taken = bind("test", SocketAddr::new(LOOPBACK, 0)).unwrap();
+    let address = taken.local_addr().unwrap();
+    let (events, mut sent) = NodeEvents::channel();
+    let routes = metrics_routes(&ebpf_metrics());
+    let retrying = async move { serve(HttpServer::Healthz, address, routes, false, &events).await };
+    let serving = tokio::spawn(retrying);
+    sleep(Duration::from_secs(29)).await;
+    assert!(sent.try_recv().is_err(), "it is too early");
+    sleep(Duration::from_secs(2)).await;
     assert_eq!(sent.try_recv().map(|event| event.reason), Ok("FailedToStartProxierHealthcheck"));
+    sleep(Duration::from_mins(5)).await;
     assert!(sent.try_recv().is_err(), "one for all attempts");
     serving.abort();
 }
@@ -451,6 +487,7 @@ async fn a_health_check_node_port_answers_byte_by_byte_as_upstream() {
 #[tokio::test]
 async fn a_health_check_node_port_fails_while_the_proxy_is_not_live() {
     let health = ProxyHealth::new(Duration::ZERO);
+    health.updated(&IpFamily::ALL);
     health.queued(&IpFamily::ALL);
     let port = free_port();
     let checks_sender = watch::Sender::new(checks(&[("a", port, 2)]));

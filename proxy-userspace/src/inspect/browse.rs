@@ -1,7 +1,7 @@
 //! What the pages of the daemon show. Everything is read in small parts, so that a change of the
 //! kernel waits for a page for about a millisecond at most, whatever the number of Services.
 
-use std::{net::IpAddr, num::NonZeroU16, ops::Bound, sync::Arc};
+use std::{cell::Cell, net::IpAddr, num::NonZeroU16, ops::Bound, sync::Arc};
 
 use tokio::task;
 
@@ -23,6 +23,8 @@ const KEYS_AT_ONCE: usize = 4096;
 pub const ROWS_A_PAGE: usize = 100;
 /// How many endpoints of a Service are shown.
 pub const MOST_ENDPOINTS: usize = 1000;
+/// The number of service ports that are left out on a page.
+const MOST_LEFT_OUT: usize = 100;
 
 /// Which service ports are looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,8 +92,10 @@ pub struct ServiceDetails {
 pub struct NodeDetails {
     /// The links on which packets are translated.
     pub links: Vec<LinkRow>,
-    /// The service ports that are left out.
+    /// Service ports that are left out, at most a hundred.
     pub left_out: Vec<LeftOutRow>,
+    /// The number of all that are left out.
+    pub left_out_count: usize,
     /// The number of service ports.
     pub service_ports: usize,
 }
@@ -107,7 +111,8 @@ impl NodeInspector {
     pub async fn details(&self) -> Result<NodeDetails, NoAnswer> {
         let read = |inspected: &Inspected<'_>| NodeDetails {
             links: gather::links(inspected),
-            left_out: gather::left_out(inspected, &Filter::default()),
+            left_out: gather::left_out(inspected, &Filter::default()).take(MOST_LEFT_OUT).collect(),
+            left_out_count: inspected.left_out().len(),
             service_ports: inspected.model.snapshot().ports.len(),
         };
         self.inspector.read(read).await
@@ -149,13 +154,13 @@ impl NodeInspector {
         let (mut details, mut after, counts) = (ServiceDetails::default(), None, self.counts().await);
         loop {
             let (filter, counts) = (filter.clone(), Arc::clone(&counts));
+            let room = Cell::new(MOST_ENDPOINTS.saturating_sub(details.endpoints.len()));
             let read = move |inspected: &Inspected<'_>| {
                 gather::part(inspected, &filter, after.as_ref(), |inspected, key| {
-                    vec![(
-                        gather::service(inspected, key, &counts, None),
-                        gather::endpoints(inspected, key),
-                        destinations(inspected, key),
-                    )]
+                    let endpoints = gather::some_endpoints(inspected, key, room.get());
+                    room.set(room.get() - endpoints.len());
+                    let ports = gather::service(inspected, key, &counts, None);
+                    vec![(ports, endpoints, destinations(inspected, key))]
                 })
             };
             let (parts, last) = self.inspector.read(read).await?;
@@ -164,7 +169,6 @@ impl NodeInspector {
                 details.endpoints.extend(endpoints);
                 details.destinations.extend(destinations);
             }
-            details.endpoints.truncate(MOST_ENDPOINTS);
             if last.is_none() {
                 return Ok((!details.ports.is_empty()).then_some(details));
             }
@@ -173,7 +177,7 @@ impl NodeInspector {
     }
 
     /// Reads the counts in a thread of its own, because that takes milliseconds.
-    async fn counts(&self) -> Arc<ServiceCounts> {
+    pub(super) async fn counts(&self) -> Arc<ServiceCounts> {
         let metrics = self.metrics.clone();
         let (counted, counts_failures) =
             task::spawn_blocking(move || metrics.service_counts()).await.unwrap_or_default();

@@ -110,6 +110,16 @@ impl Client {
         self.one("/v1/explain", &ExplainQuery::new(question, check)).await
     }
 
+    /// Says why a Service is not served. `None` if that is not known.
+    pub async fn unserved(&mut self, service: &ServiceName) -> Option<String> {
+        let mut body = self.get("/v1/unserved", service).await.ok()?;
+        let mut text = Vec::new();
+        while let Some(part) = next_part(&mut body).await.ok()? {
+            text.extend_from_slice(&part);
+        }
+        String::from_utf8(text).ok()
+    }
+
     /// Returns what the process reports about itself.
     pub async fn node(&mut self) -> Result<NodeReport, ClientError> {
         self.one("/v1/node", &()).await

@@ -1,6 +1,6 @@
 //! Reads the connections of sockets from the kernel, and names their owners and Services.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use super::{
     flows::{FlowFilter, owner_of},
@@ -13,6 +13,9 @@ use crate::{
     model::Model,
     sync::{Inspected, Inspector, NoAnswer},
 };
+
+/// How many connections one question to the sync loop names, so that no change waits long.
+const CONNECTIONS_AT_ONCE: usize = 512;
 
 /// The connections, and the names of the network namespaces of their sockets.
 pub(super) struct Found {
@@ -33,12 +36,17 @@ pub(super) async fn named(
     found: Found,
     filter: FlowFilter,
 ) -> Result<Vec<ConnectionRow>, NoAnswer> {
-    let reader = move |inspected: &Inspected<'_>| {
-        let Found { connections, namespaces } = &found;
-        let row = |known| row(Some(inspected.model), known, namespaces, &filter);
-        connections.iter().filter_map(row).collect()
-    };
-    inspector.read(reader).await
+    let (found, filter, mut rows) = (Arc::new(found), Arc::new(filter), Vec::new());
+    for first in (0..found.connections.len()).step_by(CONNECTIONS_AT_ONCE) {
+        let (found, filter) = (Arc::clone(&found), Arc::clone(&filter));
+        let reader = move |inspected: &Inspected<'_>| -> Vec<ConnectionRow> {
+            let Found { connections, namespaces } = &*found;
+            let part = connections.iter().skip(first).take(CONNECTIONS_AT_ONCE);
+            part.filter_map(|known| row(Some(inspected.model), known, namespaces, &filter)).collect()
+        };
+        rows.extend(inspector.read(reader).await?);
+    }
+    Ok(rows)
 }
 
 /// Reads the connections that match, where no shunt runs that knows their Services. Blocks.

@@ -96,7 +96,13 @@ impl NodeInspector {
             answer = asked(&self.inspector, question, Some(place)).await?;
         }
         let asked = answer.ok_or(NoAnswer::NotRunning)?;
-        let mut asked = asked.map_err(|error| NotExplained::Unknown(error.to_string()))?;
+        let mut asked = match asked {
+            Ok(asked) => asked,
+            Err(Unresolved::Service(name, why)) => {
+                return Err(NotExplained::Unknown(self.unserved(&name).await.unwrap_or(why)));
+            }
+            Err(error) => return Err(NotExplained::Unknown(error.to_string())),
+        };
         asked.read_affinity(&self.pin_directory).await;
         if check {
             asked.check(self).await.map_err(NotExplained::Unchecked)?;

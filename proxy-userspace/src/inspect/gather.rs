@@ -187,7 +187,20 @@ pub(super) fn service(
 
 /// Returns the rows of the endpoints of a service port.
 pub(super) fn endpoints(inspected: &Inspected<'_>, key: &ServicePortKey) -> Vec<EndpointRow> {
-    inspected.model.known_endpoints(key).into_iter().map(|known| endpoint(key, &known)).collect()
+    some_endpoints(inspected, key, usize::MAX)
+}
+
+/// Returns at most so many of these rows.
+pub(super) fn some_endpoints(
+    inspected: &Inspected<'_>,
+    key: &ServicePortKey,
+    most: usize,
+) -> Vec<EndpointRow> {
+    if most == 0 {
+        return Vec::new();
+    }
+    let known = inspected.model.known_endpoints(key);
+    known.into_iter().take(most).map(|known| endpoint(key, &known)).collect()
 }
 
 fn endpoint(key: &ServicePortKey, known: &KnownEndpoint) -> EndpointRow {
@@ -244,15 +257,13 @@ pub(super) fn exempt(inspected: &Inspected<'_>) -> Vec<ExemptRow> {
 }
 
 /// Returns the service ports that are left out.
-pub(super) fn left_out(inspected: &Inspected<'_>, filter: &Filter) -> Vec<LeftOutRow> {
+pub(super) fn left_out(inspected: &Inspected<'_>, filter: &Filter) -> impl Iterator<Item = LeftOutRow> {
     let left_out = inspected.left_out().iter().filter(|(key, _)| filter.matches(key));
-    left_out
-        .map(|(key, (reason, message))| LeftOutRow {
-            port: port_name(key),
-            reason: reason.to_string(),
-            message: message.clone(),
-        })
-        .collect()
+    left_out.map(|(key, (reason, message))| LeftOutRow {
+        port: port_name(key),
+        reason: reason.to_string(),
+        message: message.clone(),
+    })
 }
 
 pub(super) fn port_name(key: &ServicePortKey) -> NamedPort {

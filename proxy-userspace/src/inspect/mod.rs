@@ -24,6 +24,7 @@ mod output;
 mod pods;
 mod rows;
 mod server;
+mod unserved;
 mod without_daemon;
 
 pub use self::{
@@ -41,6 +42,7 @@ pub use self::{
     pods::PodFinder,
     rows::{Counts, EndpointRow, ExemptRow, LeftOutRow, LinkRow, NamedPort, Row, ServiceRow},
     server::{NodeInspector, routes},
+    unserved::ServiceFinder,
     without_daemon::read_without_daemon,
 };
 

@@ -21,7 +21,7 @@ impl PodFinder {
         Self(Arc::new(move |name| Box::pin(find(name))))
     }
 
-    pub(super) async fn find(&self, name: NamespacedName) -> Result<PodPlace, String> {
+    pub(crate) async fn find(&self, name: NamespacedName) -> Result<PodPlace, String> {
         (self.0)(name).await
     }
 }

@@ -1,6 +1,6 @@
 //! The daemon's side: answers questions on the local socket.
 
-use std::{io, path::PathBuf, sync::Arc};
+use std::{io, path::PathBuf};
 
 use axum::{
     Json, Router,
@@ -15,11 +15,12 @@ use serde::Serialize;
 use tokio::task;
 
 use super::{
-    AffinityFilter, FlowFilter, PodFinder, Resource, Row, affinity, connections,
+    AffinityFilter, FlowFilter, PodFinder, Resource, Row, ServiceFinder, affinity, connections,
     drift::Drift,
     explained, flows,
-    gather::{self, Filter, Part, ServiceCounts},
+    gather::{self, Filter, Part},
     load::{self, Destinations, ServiceName},
+    unserved,
 };
 use crate::{
     causes::with_causes,
@@ -45,6 +46,8 @@ pub struct NodeInspector {
     pub pin_directory: PathBuf,
     /// Finds pods that are no endpoints.
     pub pods: PodFinder,
+    /// Finds out why Services are not served.
+    pub services: ServiceFinder,
 }
 
 #[cfg(test)]
@@ -58,6 +61,7 @@ impl NodeInspector {
             health: ProxyHealth::new(std::time::Duration::from_secs(1)),
             pin_directory: PathBuf::new(),
             pods: PodFinder::new(|_| async { Err("nobody knows".to_owned()) }),
+            services: ServiceFinder::new(|_| async { None }),
         }
     }
 }
@@ -65,8 +69,8 @@ impl NodeInspector {
 /// One JSON document a line.
 const LINES: &str = "application/x-ndjson";
 
-/// Returns the paths of the socket: `/v1/get/RESOURCE`, `/v1/explain`, `/v1/node`, and those of
-/// `shunt top`: `/v1/counts`, `/v1/maps` and `/v1/open-flows`.
+/// Returns the paths of the socket: `/v1/get/RESOURCE`, `/v1/explain`, `/v1/unserved`, `/v1/node`,
+/// and those of `shunt top`: `/v1/counts`, `/v1/maps` and `/v1/open-flows`.
 pub fn routes(node: NodeInspector) -> Router {
     Router::new()
         .route("/v1/get/flows", get(flows))
@@ -74,6 +78,7 @@ pub fn routes(node: NodeInspector) -> Router {
         .route("/v1/get/affinity", get(affinity))
         .route("/v1/get/{resource}", get(list))
         .route("/v1/explain", get(explained::answer))
+        .route("/v1/unserved", get(unserved::answer))
         .route("/v1/node", get(reported))
         .route("/v1/counts", get(counted))
         .route("/v1/maps", get(maps))
@@ -131,32 +136,31 @@ async fn list(
     Query(filter): Query<Filter>,
 ) -> Response {
     let Some(resource) = Resource::of_path(&resource) else { return StatusCode::NOT_FOUND.into_response() };
-    let inspector = node.inspector;
+    let inspector = node.inspector.clone();
     match resource {
-        Resource::Services => services(inspector, &node.metrics, filter).await,
+        Resource::Services => services(node, filter).await,
         Resource::Drift => differences(inspector, filter).await,
         Resource::Endpoints => parts(inspector, filter, gather::endpoints).await,
         Resource::Flows | Resource::Connections | Resource::Affinity => StatusCode::NOT_FOUND.into_response(),
         Resource::Links => whole(inspector.read(gather::links).await),
         Resource::Exempt => whole(inspector.read(gather::exempt).await),
         Resource::LeftOut => {
-            whole(inspector.read(move |inspected| gather::left_out(inspected, &filter)).await)
+            whole(inspector.read(move |inspected| gather::left_out(inspected, &filter).collect()).await)
         }
     }
 }
 
-async fn services(inspector: Inspector, metrics: &Metrics, filter: Filter) -> Response {
-    let drift = if filter.drift { Some(Drift::read(&inspector).await) } else { None };
+async fn services(node: NodeInspector, filter: Filter) -> Response {
+    let drift = if filter.drift { Some(Drift::read(&node.inspector).await) } else { None };
     let drift = match drift.transpose() {
         Ok(drift) => drift,
         Err(error) => return unavailable(error.to_string()),
     };
-    let (counted, counts_failures) = metrics.service_counts();
-    let counts = Arc::new(ServiceCounts::new(counted, counts_failures));
+    let counts = node.counts().await;
     let rows_of = move |inspected: &Inspected<'_>, key: &ServicePortKey| {
         gather::service(inspected, key, &counts, drift.as_ref())
     };
-    parts(inspector, filter, rows_of).await
+    parts(node.inspector, filter, rows_of).await
 }
 
 /// Answers with what the kernel holds otherwise than it was written. What all service ports share

@@ -18,13 +18,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::{
-    sys::signal::{Signal, killpg},
-    unistd::Pid,
-};
 use tokio_util::sync::CancellationToken;
 
 use super::KernelError;
+use crate::process_group::ProcessGroup;
 
 /// The default time limit of a command.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -285,11 +282,11 @@ fn forward(pipe: Option<impl Read + Send + 'static>, stream: Stream, to: mpsc::S
 }
 
 fn kill(child: &mut Child) {
-    if let Ok(group) = i32::try_from(child.id()) {
-        // This fails if the command has just ended by itself. It still has to be reaped.
-        let _gone = killpg(Pid::from_raw(group), Signal::SIGKILL);
-    }
+    let group = ProcessGroup::led_by(child.id());
+    group.into_iter().for_each(ProcessGroup::kill);
+    // One that had just ended by itself still has to be reaped.
     drop(child.wait());
+    group.into_iter().for_each(ProcessGroup::collect);
 }
 
 fn tail(text: &str) -> &str {
@@ -336,6 +333,20 @@ mod tests {
         assert!(matches!(error, KernelError::CommandTimedOut { .. }), "{error}");
         let error = sh("while :; do echo talking; done").limit(limit).run().expect_err("too long");
         assert!(matches!(error, KernelError::CommandTimedOut { .. }), "{error}");
+    }
+
+    /// As the first process of a container, this process inherits what its children leave.
+    #[test]
+    fn what_a_killed_command_leaves_does_not_stay_a_zombie() {
+        nix::sys::prctl::set_child_subreaper(true).expect("allowed");
+        let number = tempfile::NamedTempFile::new().expect("a file");
+        let script = format!("sleep 60 & echo $! > {}; wait", number.path().display());
+        let error = sh(&script).limit(Duration::from_secs(5)).run().expect_err("too long");
+        assert!(matches!(error, KernelError::CommandTimedOut { .. }), "{error}");
+        let left = std::fs::read_to_string(number.path()).expect("a number");
+        assert!(left.ends_with('\n'), "sh was too slow");
+        let status = std::fs::read_to_string(format!("/proc/{}/status", left.trim()));
+        assert!(status.is_err(), "{status:?}");
     }
 
     #[test]

@@ -5,7 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::security_module::{self, Confinement};
+use super::{
+    bpf::xdp::dispatcher::Obstacle,
+    security_module::{self, Confinement},
+};
 
 /// A failed operation on the kernel.
 #[derive(Debug, thiserror::Error)]
@@ -152,6 +155,9 @@ pub enum KernelError {
          (CONFIG_NF_CT_NETLINK); try `modprobe nf_conntrack_netlink`"
     )]
     NoConntrackNetlink(#[source] io::Error),
+    /// The dispatcher of libxdp on a link cannot be used.
+    #[error("cannot use the dispatcher of libxdp: {0}")]
+    Dispatcher(#[from] Obstacle),
 }
 
 impl KernelError {

@@ -3,14 +3,15 @@
 
 /// Limits the freed memory that the allocator keeps. Call this before there are threads.
 ///
-/// With glibc, all threads share two arenas, and large blocks go back to the kernel at once. One
-/// thread decodes objects and another one keeps them: with one arena, they would wait for each
-/// other. With an arena for each thread, the memory that a thread frees would be of no use to other
-/// threads. Other C libraries are left as they are.
+/// With glibc, all threads share three arenas, and large blocks go back to the kernel at once. At a
+/// start, one thread decodes objects, another one keeps them, and a third one reads maps and then
+/// resolves half of the Services: with one arena, they would wait for each other. With an arena for
+/// each thread, the memory that a thread frees would be of no use to other threads. Other C
+/// libraries are left as they are.
 pub fn limit_free_memory() {
     #[cfg(target_env = "gnu")]
     for (setting, value) in [
-        (libc::M_ARENA_MAX, 2),
+        (libc::M_ARENA_MAX, 3),
         // Setting these thresholds keeps glibc from raising them after a large block was freed.
         (libc::M_MMAP_THRESHOLD, LARGE),
         (libc::M_TRIM_THRESHOLD, LARGE),

@@ -36,29 +36,38 @@ pub async fn report_removals(names: &[&str], disturbed: Arc<Notify>) -> Result<(
 }
 
 /// A flag that another program changed a table since it was last read. It is set until the table's
-/// changes are reported, and after reporting fails.
+/// changes are reported, and always after reporting fails.
 #[derive(Debug)]
-pub struct TableChangeFlag(AtomicBool);
+pub struct TableChangeFlag {
+    changed: AtomicBool,
+    /// Changes are not reported any more.
+    is_broken: AtomicBool,
+}
 
 impl Default for TableChangeFlag {
     fn default() -> Self {
-        Self(AtomicBool::new(true))
+        Self { changed: AtomicBool::new(true), is_broken: AtomicBool::new(false) }
     }
 }
 
 impl TableChangeFlag {
     /// Returns true if the table changed, or may have changed.
     pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.changed.load(Ordering::Acquire) || self.is_broken.load(Ordering::Acquire)
     }
 
-    /// Clears the flag, before the table is read. Returns its old value.
+    /// Clears the flag, before the table is read, unless reporting failed. Returns its old value.
     pub fn take(&self) -> bool {
-        self.0.swap(false, Ordering::AcqRel)
+        self.changed.swap(false, Ordering::AcqRel) || self.is_broken.load(Ordering::Acquire)
     }
 
     fn set(&self) {
-        self.0.store(true, Ordering::Release);
+        self.changed.store(true, Ordering::Release);
+    }
+
+    /// Sets the flag for good.
+    fn set_broken(&self) {
+        self.is_broken.store(true, Ordering::Release);
     }
 }
 
@@ -86,10 +95,10 @@ impl TableChanges {
     }
 
     /// Sets the flag and notifies `disturbed` when an object of the table is added or removed. When
-    /// netlink fails, sets the flag and returns.
+    /// netlink fails, sets the flag for good and returns.
     pub async fn report(mut self, disturbed: Arc<Notify>) -> Result<(), KernelError> {
         loop {
-            let datagram = self.notifications.next().await.inspect_err(|_| self.changed.set())?;
+            let datagram = self.notifications.next().await.inspect_err(|_| self.changed.set_broken())?;
             let concerns =
                 |datagram| messages(datagram).any(|(_, payload)| contains_name(payload, self.table));
             if datagram.is_none_or(concerns) {
@@ -155,6 +164,17 @@ mod tests {
         bytes.extend(payload);
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         bytes
+    }
+
+    #[test]
+    fn a_flag_stays_set_after_reporting_failed() {
+        let flag = TableChangeFlag::default();
+        assert!(flag.take(), "nothing was read yet");
+        assert!(!flag.is_set());
+        flag.set();
+        assert!(flag.take() && !flag.is_set());
+        flag.set_broken();
+        assert!(flag.take() && flag.is_set(), "no change is reported any more");
     }
 
     #[test]

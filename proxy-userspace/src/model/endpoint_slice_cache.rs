@@ -4,16 +4,15 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     mem,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::Arc,
 };
 
 use smallvec::SmallVec;
 
 use super::{
-    AddressType, Delta, EndpointSlice, Hints, IpFamily, ListPart, Name, NamespacedName, PodNames,
-    ServicePortKey, SliceEndpoint, SlicePort, TriggerTime, UnixNanos, intern::Interner,
-    object_map::ObjectMap,
+    AddressType, Delta, EndpointSlice, IpFamily, ListPart, Name, NamespacedName, PodNames, ServicePortKey,
+    SliceEndpoint, SlicePort, TriggerTime, UnixNanos, object_map::ObjectMap,
 };
 
 /// Upstream's `EndpointSliceCache`, with the trigger times of `EndpointsChangeTracker`.
@@ -23,7 +22,6 @@ pub(super) struct EndpointSliceCache {
     /// The names of each Service's slices, sorted. They are in its namespace. Most Services have one
     /// slice.
     by_service: ObjectMap<SmallVec<[Name; 1]>>,
-    shared: SharedValues,
     /// The number of endpoints in all slices.
     pub(super) endpoint_count: usize,
     /// The first complete list came.
@@ -38,44 +36,16 @@ pub(super) struct EndpointSliceCache {
     trigger_times: BTreeMap<(NamespacedName, IpFamily), Vec<UnixNanos>>,
 }
 
-/// Values that many slices and endpoints repeat.
-#[derive(Debug, Default)]
-struct SharedValues {
-    hints: Interner<Hints>,
-    placements: Interner<Placement>,
-    ports: Interner<[SlicePort]>,
-}
-
 /// A slice with addresses of one family that belongs to a Service.
 #[derive(Debug, PartialEq, Eq)]
 struct CachedSlice {
     service: Name,
     family: IpFamily,
     /// The endpoints with an address of the family.
-    endpoints: Box<[CachedEndpoint]>,
+    endpoints: Box<[SliceEndpoint]>,
     /// Their pods.
     pods: PodNames,
-    /// The ports with a number.
     ports: Arc<[SlicePort]>,
-}
-
-/// An endpoint of a slice. There are many, so it is small.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct CachedEndpoint {
-    pub(super) address: IpAddr,
-    pub(super) ready: bool,
-    pub(super) serving: bool,
-    pub(super) terminating: bool,
-    pub(super) placement: Arc<Placement>,
-}
-
-const _: () = assert!(size_of::<CachedEndpoint>() == 32, "120,000 endpoints are to take 4 MB");
-
-/// Where an endpoint is, and for whom. Equal endpoints share one copy.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Placement {
-    pub(super) node_name: Option<Arc<str>>,
-    pub(super) hints: Option<Arc<Hints>>,
 }
 
 /// An endpoint of one service port: upstream's `BaseEndpointInfo`.
@@ -83,7 +53,7 @@ pub(super) struct Placement {
 pub(super) struct EndpointInfo<'a> {
     pub(super) address: SocketAddr,
     pub(super) is_local: bool,
-    pub(super) endpoint: &'a CachedEndpoint,
+    pub(super) endpoint: &'a SliceEndpoint,
     slice: &'a CachedSlice,
     /// The index of the endpoint in the slice.
     index: usize,
@@ -98,24 +68,25 @@ impl EndpointInfo<'_> {
 
 impl EndpointSliceCache {
     /// Applies a change from a source. Returns the number of slices that differ.
-    pub(super) fn update(&mut self, delta: Delta<EndpointSlice>, strings: &mut Interner<str>) -> usize {
+    pub(super) fn update(&mut self, delta: Delta<EndpointSlice>) -> usize {
         self.is_listed |= matches!(delta, Delta::Replace(_));
         let (deleted, slices) = delta.split(self.slices.keys(), |slice| &slice.name);
-        let deleted = deleted.into_iter().filter(|name| self.set(name, None, None)).count();
-        let applied = slices.into_iter().map(|slice| self.apply(slice, strings));
+        let deleted = deleted.into_iter().map(|name| self.set(name, None, None));
+        let deleted = deleted.filter(|differs| *differs).count();
+        let applied = slices.into_iter().map(|slice| self.apply(slice));
         deleted + applied.filter(|differs| *differs).count()
     }
 
     /// Adds a part of the first list. Returns the number of slices that differ.
-    pub(super) fn add(&mut self, part: ListPart<EndpointSlice>, strings: &mut Interner<str>) -> usize {
+    pub(super) fn add(&mut self, part: ListPart<EndpointSlice>) -> usize {
         self.is_listed |= part.is_last;
         if part.is_first {
             let earlier: Vec<_> = self.slices.keys().cloned().collect();
             for name in earlier {
-                self.set(&name, None, None);
+                self.set(name, None, None);
             }
         }
-        let applied = part.objects.into_iter().map(|slice| self.apply(slice, strings));
+        let applied = part.objects.into_iter().map(|slice| self.apply(slice));
         applied.filter(|differs| *differs).count()
     }
 
@@ -134,7 +105,7 @@ impl EndpointSliceCache {
 
     /// Returns the Services that have an endpoint with hints.
     pub(super) fn services_with_hints(&self) -> impl Iterator<Item = NamespacedName> {
-        let is_hinted = |endpoint: &CachedEndpoint| endpoint.placement.hints.is_some();
+        let is_hinted = |endpoint: &SliceEndpoint| endpoint.placement.hints.is_some();
         let hinted = self.slices.iter().filter(move |(_, slice)| slice.endpoints.iter().any(is_hinted));
         hinted.map(|(name, slice)| slice.service_name(name))
     }
@@ -147,7 +118,7 @@ impl EndpointSliceCache {
     /// endpoint replaces an earlier one unless it is terminating. shunt sorts slices by name.
     /// Upstream's order is random.
     pub(super) fn endpoints(&self, key: &ServicePortKey, node_name: &str) -> Vec<EndpointInfo<'_>> {
-        let is_local = |endpoint: &CachedEndpoint| {
+        let is_local = |endpoint: &SliceEndpoint| {
             !node_name.is_empty() && endpoint.placement.node_name.as_deref() == Some(node_name)
         };
         let mut endpoints = Vec::new();
@@ -175,7 +146,7 @@ impl EndpointSliceCache {
     }
 
     /// Returns the namespace, the endpoints and the pods of each slice.
-    pub(super) fn pods(&self) -> impl Iterator<Item = (&Name, &[CachedEndpoint], &PodNames)> {
+    pub(super) fn pods(&self) -> impl Iterator<Item = (&Name, &[SliceEndpoint], &PodNames)> {
         self.slices.iter().map(|(name, slice)| (&name.namespace, &*slice.endpoints, &slice.pods))
     }
 
@@ -188,44 +159,53 @@ impl EndpointSliceCache {
     }
 
     /// Returns true if the slice differs.
-    fn apply(&mut self, slice: EndpointSlice, strings: &mut Interner<str>) -> bool {
-        let mut name = slice.name.clone();
-        name.namespace.share(strings);
-        let trigger_time = slice.last_change_trigger_time;
-        let slice = CachedSlice::new(slice, strings, &mut self.shared);
-        self.set(&name, slice, trigger_time)
+    fn apply(&mut self, slice: EndpointSlice) -> bool {
+        let EndpointSlice { name, service, address_type, endpoints, pods, ports, last_change_trigger_time } =
+            slice;
+        let family = match address_type {
+            AddressType::Ipv4 => Some(IpFamily::V4),
+            AddressType::Ipv6 => Some(IpFamily::V6),
+            // Proxies ignore host names.
+            AddressType::Fqdn => None,
+        };
+        let service = service.filter(|service| !service.is_empty());
+        let slice = service.zip(family).map(|(service, family)| {
+            let (endpoints, pods) = with_family(endpoints, pods, family);
+            CachedSlice { service, family, endpoints, pods, ports }
+        });
+        self.set(name, slice, last_change_trigger_time)
     }
 
     /// Returns true if the slice differs.
     fn set(
         &mut self,
-        name: &NamespacedName,
+        name: NamespacedName,
         current: Option<CachedSlice>,
         trigger_time: Option<UnixNanos>,
     ) -> bool {
-        let previous = self.slices.get(name);
+        let previous = self.slices.get(&name);
         if previous == current.as_ref() {
             return false;
         }
-        let owner = |slice: &CachedSlice| (slice.service_name(name), slice.family);
+        let owner = |slice: &CachedSlice| (slice.service_name(&name), slice.family);
         let [previous_owner, current_owner] = [previous, current.as_ref()].map(|slice| slice.map(owner));
+        self.record_trigger_time(previous_owner.as_ref(), current_owner.as_ref(), trigger_time);
+        if let Some(changed) = &mut self.changed {
+            let owners = previous_owner.iter().chain(&current_owner);
+            changed.extend(owners.map(|(service, _)| service.clone()));
+        }
         if previous_owner != current_owner {
             if let Some((owner, _)) = &previous_owner {
                 self.unlink(owner, &name.name);
             }
-            if let Some((owner, _)) = &current_owner {
+            if let Some((owner, _)) = current_owner {
                 self.link(owner, &name.name);
             }
         }
-        self.record_trigger_time(previous_owner.as_ref(), current_owner.as_ref(), trigger_time);
-        let owners = previous_owner.into_iter().chain(current_owner);
-        if let Some(changed) = &mut self.changed {
-            changed.extend(owners.map(|(service, _)| service));
-        }
         self.endpoint_count += current.as_ref().map_or(0, |slice| slice.endpoints.len());
         let previous = match current {
-            Some(slice) => self.slices.insert(name.clone(), slice),
-            None => self.slices.swap_remove(name),
+            Some(slice) => self.slices.insert(name, slice),
+            None => self.slices.swap_remove(&name),
         };
         self.endpoint_count -= previous.map_or(0, |slice| slice.endpoints.len());
         true
@@ -248,8 +228,8 @@ impl EndpointSliceCache {
         }
     }
 
-    fn link(&mut self, service: &NamespacedName, slice: &Name) {
-        let names = self.by_service.entry(service.clone()).or_default();
+    fn link(&mut self, service: NamespacedName, slice: &Name) {
+        let names = self.by_service.entry(service).or_default();
         if let Err(index) = names.binary_search(slice) {
             names.insert(index, slice.clone());
         }
@@ -265,48 +245,22 @@ impl EndpointSliceCache {
 }
 
 impl CachedSlice {
-    /// Reduces a slice. None if it has no Service, or host names as addresses.
-    fn new(slice: EndpointSlice, strings: &mut Interner<str>, shared: &mut SharedValues) -> Option<Self> {
-        let mut service = slice.service.filter(|service| !service.is_empty())?;
-        let family = match slice.address_type {
-            AddressType::Ipv4 => IpFamily::V4,
-            AddressType::Ipv6 => IpFamily::V6,
-            AddressType::Fqdn => return None,
-        };
-        let is_kept = |endpoint: &SliceEndpoint| {
-            endpoint.address.is_some_and(|address| IpFamily::of(address.to_canonical()) == family)
-        };
-        let pods = if slice.endpoints.iter().all(is_kept) {
-            slice.pods
-        } else {
-            let pods = slice.endpoints.iter().zip(slice.pods.iter());
-            pods.filter_map(|(endpoint, pod)| is_kept(endpoint).then_some(pod)).collect()
-        };
-        let kept = slice.endpoints.into_iter().filter(is_kept);
-        let endpoints = kept.filter_map(|endpoint| CachedEndpoint::new(endpoint, strings, shared)).collect();
-        let share_name = |mut port: SlicePort| {
-            port.name.share(strings);
-            port
-        };
-        let ports = slice.ports.into_iter().filter(|port| port.port.is_some()).map(share_name).collect();
-        let ports = shared.ports.intern(&ports);
-        service.share(strings);
-        Some(Self { service, family, endpoints, pods, ports })
-    }
-
     fn service_name(&self, slice: &NamespacedName) -> NamespacedName {
         NamespacedName { namespace: slice.namespace.clone(), name: self.service.clone() }
     }
 }
 
-impl CachedEndpoint {
-    /// Reduces an endpoint. None if it has no address.
-    fn new(endpoint: SliceEndpoint, strings: &mut Interner<str>, shared: &mut SharedValues) -> Option<Self> {
-        let SliceEndpoint { address, ready, serving, terminating, node_name, hints } = endpoint;
-        let placement = shared.placements.intern_value(Placement { node_name, hints }, |placement| {
-            placement.node_name.iter_mut().for_each(|name| strings.share(name));
-            placement.hints.iter_mut().for_each(|of| shared.hints.share(of));
-        });
-        Some(Self { address: address?.to_canonical(), ready, serving, terminating, placement })
+/// Returns the endpoints with an address of the family, and their pods.
+fn with_family(
+    mut endpoints: Vec<SliceEndpoint>,
+    mut pods: PodNames,
+    family: IpFamily,
+) -> (Box<[SliceEndpoint]>, PodNames) {
+    let is_kept = |endpoint: &SliceEndpoint| IpFamily::of(endpoint.address) == family;
+    if !endpoints.iter().all(is_kept) {
+        let with_pods = endpoints.iter().zip(pods.iter());
+        pods = with_pods.filter_map(|(endpoint, pod)| is_kept(endpoint).then_some(pod)).collect();
+        endpoints.retain(is_kept);
     }
+    (endpoints.into(), pods)
 }

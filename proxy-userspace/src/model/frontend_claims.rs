@@ -5,10 +5,11 @@ use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     net::IpAddr,
     num::NonZeroU16,
+    sync::Arc,
 };
 
 use super::{
-    Frontend, IpFamily, NamespacedName, Protocol, Service, ServicePortKey,
+    Frontend, IpFamily, NamespacedName, Protocol, ResolvedPort, Service, ServicePortKey,
     service_port::{frontends, ports, precedence},
 };
 
@@ -36,13 +37,13 @@ impl FrontendIdentity {
 /// A service port that claims a frontend. The smallest claim wins: by kind ([`precedence`]), then
 /// by key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct FrontendClaim {
+pub(super) struct FrontendClaim {
     precedence: u8,
     key: ServicePortKey,
 }
 
 /// The claims of some Services.
-type Claims = Vec<(FrontendIdentity, FrontendClaim)>;
+pub(super) type Claims = Vec<(FrontendIdentity, FrontendClaim)>;
 
 /// Two service ports that claim the same frontend. Upstream leaves the result to chance. shunt
 /// gives the frontend to a cluster IP before a load-balancer IP, and to that before an external IP.
@@ -85,12 +86,11 @@ impl FrontendClaims {
         affected
     }
 
-    /// Fills the empty set with the claims of all Services. One sort is faster than many
-    /// insertions.
-    pub(super) fn fill<'a>(&mut self, services: impl Iterator<Item = &'a Service>) {
-        let mut claims = claims_of(services);
-        claims.sort_unstable();
-        claims.dedup();
+    /// Fills the empty set with the claims of all service ports. They come in parts, and each part
+    /// is sorted. One sort is faster than many insertions.
+    pub(super) fn fill(&mut self, mut claims: Claims) {
+        // A stable sort finds the parts and merges them.
+        claims.sort();
         claims.dedup_by(|(id, claim), (owned, _)| {
             let has_lost = id == owned;
             if has_lost {
@@ -101,9 +101,14 @@ impl FrontendClaims {
         self.owners = claims.into_iter().collect();
     }
 
+    /// Returns true if no frontend is claimed twice.
+    pub(super) fn all_own(&self) -> bool {
+        self.lost.is_empty()
+    }
+
     /// Returns true if the frontend, which this service port claims, belongs to it.
     pub(super) fn owns(&self, key: &ServicePortKey, frontend: &Frontend) -> bool {
-        self.lost.is_empty()
+        self.all_own()
             || self.owners.get(&FrontendIdentity::new(key, frontend)).is_some_and(|owner| owner.key == *key)
     }
 
@@ -175,22 +180,29 @@ impl FrontendClaims {
 
 /// Returns the claims of a Service, sorted, each once.
 fn claims(service: Option<&Service>) -> Claims {
-    let mut claims = claims_of(service.into_iter());
+    let mut claims = Claims::new();
+    let ports =
+        service.into_iter().flat_map(|service| ports(service).into_iter().map(move |port| (service, port)));
+    for (service, (key, port)) in ports {
+        let frontends = frontends(service, port, key.family);
+        claims.extend(frontends.iter().map(|frontend| claim(&key, frontend)));
+    }
     claims.sort_unstable();
     claims.dedup();
     claims
 }
 
-/// Returns the claims of Services. The claims of one Service may repeat.
-fn claims_of<'a>(services: impl Iterator<Item = &'a Service>) -> Claims {
-    let mut claims = Vec::new();
-    let ports =
-        services.flat_map(|service| ports(service).into_iter().map(move |(key, port)| (service, key, port)));
-    for (service, key, port) in ports {
-        for frontend in frontends(service, port, key.family) {
-            let claim = FrontendClaim { precedence: precedence(frontend.kind), key: key.clone() };
-            claims.push((FrontendIdentity::new(&key, &frontend), claim));
-        }
+/// Returns the claims of these service ports, sorted.
+pub(super) fn claims_of(ports: &[(ServicePortKey, Arc<ResolvedPort>)]) -> Claims {
+    let mut claims = Claims::with_capacity(ports.len());
+    for (key, port) in ports {
+        claims.extend(port.frontends.iter().map(|frontend| claim(key, frontend)));
     }
+    claims.sort_unstable();
     claims
+}
+
+fn claim(key: &ServicePortKey, frontend: &Frontend) -> (FrontendIdentity, FrontendClaim) {
+    let claim = FrontendClaim { precedence: precedence(frontend.kind), key: key.clone() };
+    (FrontendIdentity::new(key, frontend), claim)
 }

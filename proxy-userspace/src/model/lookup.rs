@@ -1,5 +1,5 @@
-//! Answers questions about single service ports: who owns an address, and why an endpoint is used or
-//! not.
+//! Answers questions about single service ports: who owns an address, and why an endpoint is used
+//! or not.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     Frontend, FrontendKind, Hints, IpFamily, Model, Name, NamespacedName, Protocol, ResolvedEndpoint,
-    ResolvedPort, ServicePortKey, ServicePortName, TrafficPolicy,
+    ResolvedPort, ServicePortKey, ServicePortName, TrafficPolicy, UnservedReason,
     endpoint_slice_cache::EndpointInfo,
     frontend_claims::FrontendIdentity,
     service_port::{uses_cluster_endpoints, uses_local_endpoints},
@@ -44,7 +44,8 @@ pub struct KnownEndpoint {
     pub hints: Option<Arc<Hints>>,
     /// It is in a list, so that some client may get it.
     pub is_eligible: bool,
-    /// Why it is not in the list for policy `Cluster`. `None` if it is, or if nothing uses the list.
+    /// Why it is not in the list for policy `Cluster`. `None` if it is, or if nothing uses the
+    /// list.
     pub not_in_cluster_list: Option<Exclusion>,
     /// Why it is not in the list for policy `Local`. `None` if it is, or if nothing uses the list.
     pub not_in_local_list: Option<Exclusion>,
@@ -87,7 +88,8 @@ pub enum Exclusion {
 }
 
 impl Model {
-    /// Returns the service port that serves an address and port. `address` is `None` for node ports.
+    /// Returns the service port that serves an address and port. `address` is `None` for node
+    /// ports.
     pub fn owner(
         &self,
         address: Option<IpAddr>,
@@ -115,6 +117,11 @@ impl Model {
         let name = ServicePortName { service: service.clone(), port: "".into(), protocol: Protocol::Tcp };
         let first = ServicePortKey { name, family: IpFamily::V4 };
         self.snapshot.ports.range(first..).take_while(move |(key, _)| key.name.service == *service)
+    }
+
+    /// Returns why a Service is not served, if the source sent it.
+    pub fn unserved(&self, service: &NamespacedName) -> Option<UnservedReason> {
+        self.services.unserved(service)
     }
 
     /// Returns the name of this node.

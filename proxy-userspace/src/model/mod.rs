@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod endpoint_slice_cache;
+mod events;
 mod frontend_claims;
 mod intern;
 mod link_name;
@@ -29,10 +30,12 @@ pub mod testing;
 mod tests;
 mod topology;
 mod tunnel;
+mod unserved;
 mod validated_text;
 
+pub use events::*;
 pub use frontend_claims::FrontendConflict;
-pub(crate) use intern::Interner;
+pub(crate) use intern::{Interner, SharedValues};
 pub use link_name::{InvalidLinkName, LinkName};
 pub use lookup::{Conditions, Exclusion, KnownEndpoint, Owner};
 pub use name::{InvalidName, Name};
@@ -45,6 +48,7 @@ pub use sloppy::{parse_cidr_sloppy, parse_ip_sloppy};
 pub use snapshot::*;
 pub use state::{Applied, Model, TriggerTime};
 pub use tunnel::{TunnelView, is_address_of_node, is_tunnel_address};
+pub use unserved::UnservedReason;
 
 pub use crate::net::{
     Device, DirectScope, IpFamily, Link, LinkAddress, LinkHeader, LinkPath, MacAddress, NodeFacts, PortRange,

@@ -26,10 +26,8 @@ impl PodNames {
             *name = name.filter(|name| Name::is_subdomain(name));
         }
         let Some(first) = names.iter().flatten().next() else { return Self::default() };
-        let shared = names.iter().flatten().fold(first.len(), |shared, name| {
-            let equal = first.bytes().zip(name.bytes()).take(shared).take_while(|(one, other)| one == other);
-            equal.count()
-        });
+        let shared =
+            names.iter().flatten().fold(first.len(), |shared, name| shared_length(&first[..shared], name));
         let rests = names.iter().map(|name| name.map(|name| &name[shared..]));
         let lengths = rests.clone().map(|rest| 1 + rest.map_or(0, str::len));
         let mut text = String::with_capacity(shared + lengths.sum::<usize>());
@@ -59,7 +57,7 @@ impl PodNames {
 
     /// Returns the endpoint whose pod has this name.
     pub fn position(&self, name: &str) -> Option<usize> {
-        let equal = self.0.bytes().zip(name.bytes()).take_while(|(one, other)| one == other).count();
+        let equal = shared_length(&self.0, name);
         // Almost all slices end here.
         if !self.0[equal..].starts_with([POD, NO_POD]) {
             return None;
@@ -82,6 +80,16 @@ impl PodNames {
         });
         (prefix, rests)
     }
+}
+
+/// Returns the number of bytes at the start that are equal.
+fn shared_length(one: &str, other: &str) -> usize {
+    let (words, _) = one.as_bytes().as_chunks::<8>();
+    let (other_words, _) = other.as_bytes().as_chunks::<8>();
+    let equal_words = words.iter().zip(other_words).take_while(|(word, other)| word == other).count();
+    let start = equal_words * 8;
+    let rest = one.as_bytes()[start..].iter().zip(&other.as_bytes()[start..]);
+    start + rest.take_while(|(byte, other)| byte == other).count()
 }
 
 impl FromIterator<Option<Name>> for PodNames {
@@ -122,7 +130,7 @@ mod tests {
     proptest! {
         #[test]
         fn each_endpoint_gets_the_name_that_it_had(
-            names in vec(option::of("(web-)?[a-c]{1,3}(\\.[a-c]{1,2})?"), 0..5),
+            names in vec(option::of("(web-5d4f|web-5d4f8c7b9d-x|web-)?[a-c]{1,3}(\\.[a-c]{1,2})?"), 0..5),
         ) {
             let names: Vec<_> =
                 names.iter().map(|name| name.as_deref().and_then(|name| Name::subdomain(name).ok())).collect();

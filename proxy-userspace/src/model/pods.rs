@@ -137,8 +137,7 @@ mod tests {
 
     #[test]
     fn endpoints_that_are_left_out_do_not_move_the_names_of_others() {
-        let nowhere = SliceEndpoint { address: None, ..endpoint("10.1.0.1") };
-        let endpoints = vec![nowhere, endpoint("fd00::1"), endpoint("10.1.0.3")];
+        let endpoints = vec![endpoint("fd00::1"), endpoint("fd00::2"), endpoint("10.1.0.3")];
         let mut mixed = with_pods("shop/web-1", endpoints, &["web-a", "web-b", "web-c"]);
         mixed.address_type = crate::model::AddressType::Ipv4;
         let mut model = model(vec![mixed]);

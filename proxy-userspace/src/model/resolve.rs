@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     num::NonZeroU16,
+    sync::Arc,
 };
 
 use smallvec::SmallVec;
@@ -13,7 +14,7 @@ use super::{
     Frontend, FrontendKind, IpFamily, NamespacedName, Protocol, ResolvedPort, Service, ServicePort,
     ServicePortKey,
     endpoint_slice_cache::{EndpointInfo, EndpointSliceCache},
-    frontend_claims::FrontendClaims,
+    frontend_claims::{Claims, FrontendClaims, claims_of},
     service_port::{self, PortDefaults},
     topology::{NodeLocation, resolve_endpoints, set_endpoint_lists},
     tunnel::OtherNodes,
@@ -49,9 +50,41 @@ pub(super) struct ResolvedService {
     pub(super) health_checks: BTreeMap<(NamespacedName, IpFamily), HealthCheck>,
 }
 
+/// The same of several Services.
+#[derive(Debug, Default)]
+pub(super) struct ResolvedServices {
+    /// Sorted by key.
+    pub(super) ports: Vec<(ServicePortKey, Arc<ResolvedPort>)>,
+    /// The frontends of the ports, sorted.
+    pub(super) claims: Claims,
+    pub(super) health_checks: BTreeMap<(NamespacedName, IpFamily), HealthCheck>,
+}
+
 impl Resolver<'_> {
     /// Resolves all ports of a Service.
     pub(super) fn resolve(&self, service: &Service) -> ResolvedService {
+        let mut resolved = self.resolve_claims(service);
+        for (key, port) in &mut resolved.ports {
+            self.keep_served(key, port);
+        }
+        resolved
+    }
+
+    /// Resolves all ports of Services, which are sorted, with every frontend that they claim.
+    pub(super) fn resolve_all(&self, services: &[&Service]) -> ResolvedServices {
+        let mut all = ResolvedServices { ports: Vec::with_capacity(services.len()), ..Default::default() };
+        for service in services {
+            let ResolvedService { ports, health_checks } = self.resolve_claims(service);
+            all.ports.extend(ports.into_iter().map(|(key, port)| (key, Arc::new(port))));
+            all.health_checks.extend(health_checks);
+        }
+        all.claims = claims_of(&all.ports);
+        all
+    }
+
+    /// Resolves all ports of a Service with every frontend that it claims.
+    /// [`Self::keep_served`] removes those that others own.
+    pub(super) fn resolve_claims(&self, service: &Service) -> ResolvedService {
         let mut resolved = ResolvedService::default();
         let mut local_ready: BTreeMap<IpFamily, BTreeSet<IpAddr>> = BTreeMap::new();
         for (key, port) in service_port::ports(service) {
@@ -85,9 +118,21 @@ impl Resolver<'_> {
             // serving.
             resolved.serving = resolve_endpoints(endpoints, |info| info.endpoint.serving || info.is_ready());
         }
-        resolved.frontends.retain(|frontend| self.claims.owns(key, frontend) && !self.is_of_link(frontend));
-        resolved.frontends.shrink_to_fit();
         resolved
+    }
+
+    /// Returns true if [`Self::keep_served`] removes nothing.
+    pub(super) fn serves_all_claims(&self) -> bool {
+        self.claims.all_own() && self.link_addresses.is_empty()
+    }
+
+    /// Removes the frontends that this node does not serve for the service port.
+    pub(super) fn keep_served(&self, key: &ServicePortKey, port: &mut ResolvedPort) {
+        let claimed = port.frontends.len();
+        port.frontends.retain(|frontend| self.claims.owns(key, frontend) && !self.is_of_link(frontend));
+        if port.frontends.len() < claimed {
+            port.frontends.shrink_to_fit();
+        }
     }
 
     fn is_of_link(&self, frontend: &Frontend) -> bool {

@@ -9,7 +9,7 @@ use indexmap::map::Entry;
 
 use super::{
     Delta, Forwarding, ListPart, LoadBalancerIngress, LoadBalancerIpMode, ModelSettings, NamespacedName,
-    Service, ServiceType, intern::Interner, object_map::ObjectMap,
+    Service, UnservedReason, object_map::ObjectMap, unserved::UnservedServices,
 };
 
 /// The Services that changed, as they were before. None for a Service that is new.
@@ -19,8 +19,9 @@ pub(super) type ServiceChanges = BTreeMap<NamespacedName, Option<Box<Service>>>;
 /// reverted does not count.
 #[derive(Debug, Default)]
 pub(super) struct ServiceChangeTracker {
-    /// The Services that this proxy serves. Others are not stored.
+    /// The Services that this proxy serves. Of others, only the names are stored.
     services: ObjectMap<Box<Service>>,
+    unserved: UnservedServices,
     /// The Services that changed since [`Self::checkout_changes`], as they were at that time. None
     /// before its first call: every Service is new.
     changes: Option<ServiceChanges>,
@@ -35,28 +36,35 @@ impl ServiceChangeTracker {
     }
 
     /// Applies a change from a source. Returns the number of Services that differ.
-    pub(super) fn update(&mut self, delta: Delta<Service>, strings: &mut Interner<str>) -> usize {
+    pub(super) fn update(&mut self, delta: Delta<Service>) -> usize {
+        self.unserved.begin(&delta);
         let (deleted, services) = delta.split(self.services.keys(), |service| &service.name);
         let deleted = deleted.into_iter().map(|name| self.set(name, None)).filter(|differs| *differs).count();
-        let applied = services.into_iter().map(|service| self.apply(service, strings));
+        let applied = services.into_iter().map(|service| self.apply(service));
         deleted + applied.filter(|differs| *differs).count()
     }
 
     /// Adds a part of the first list. Returns the number of Services that differ.
-    pub(super) fn add(&mut self, part: ListPart<Service>, strings: &mut Interner<str>) -> usize {
+    pub(super) fn add(&mut self, part: ListPart<Service>) -> usize {
+        self.unserved.begin_part(&part);
         if part.is_first {
             let earlier: Vec<_> = self.services.keys().cloned().collect();
             for name in earlier {
                 self.set(name, None);
             }
         }
-        let applied = part.objects.into_iter().map(|service| self.apply(service, strings));
+        let applied = part.objects.into_iter().map(|service| self.apply(service));
         applied.filter(|differs| *differs).count()
     }
 
     /// Returns the Service of this name, if this proxy serves it.
     pub(super) fn get(&self, name: &NamespacedName) -> Option<&Service> {
         self.services.get(name).map(Box::as_ref)
+    }
+
+    /// Returns why the Service of this name is not served, if the source sent it.
+    pub(super) fn unserved(&self, name: &NamespacedName) -> Option<UnservedReason> {
+        self.unserved.get(name)
     }
 
     /// Returns the number of Services.
@@ -111,20 +119,22 @@ impl ServiceChangeTracker {
     }
 
     /// Returns true if the Service differs.
-    fn apply(&mut self, mut service: Service, strings: &mut Interner<str>) -> bool {
-        if should_skip(&service) {
+    fn apply(&mut self, mut service: Service) -> bool {
+        if let Some(reason) = UnservedReason::of(&service) {
+            self.unserved.insert(service.name.clone(), reason);
             return self.set(service.name, None);
         }
         if self.ignores_external_ips {
             service.external_ips = Vec::new();
         }
-        compact(&mut service, strings);
+        compact(&mut service);
         self.set(service.name.clone(), Some(Box::new(service)))
     }
 
     /// Returns true if the Service differs.
     fn set(&mut self, name: NamespacedName, current: Option<Box<Service>>) -> bool {
-        let replaced = match (self.services.entry(name.clone()), current) {
+        let recorded = self.changes.is_some().then(|| name.clone());
+        let replaced = match (self.services.entry(name), current) {
             (Entry::Vacant(_), None) => return false,
             (Entry::Vacant(entry), Some(service)) => {
                 entry.insert(service);
@@ -134,7 +144,9 @@ impl ServiceChangeTracker {
             (Entry::Occupied(mut entry), Some(service)) => Some(entry.insert(service)),
             (Entry::Occupied(entry), None) => Some(entry.swap_remove()),
         };
-        self.record(name, replaced);
+        if let Some(name) = recorded {
+            self.record(name, replaced);
+        }
         true
     }
 
@@ -154,16 +166,8 @@ impl ServiceChangeTracker {
     }
 }
 
-/// Upstream's `ShouldSkipService`, and the labels by which its informers select.
-fn should_skip(service: &Service) -> bool {
-    service.excluded_by_label
-        || service.service_type == ServiceType::ExternalName
-        || service.cluster_ips.is_empty()
-}
-
-/// Shares the strings, and frees spare capacity.
-fn compact(service: &mut Service, strings: &mut Interner<str>) {
-    service.share_strings(strings);
+/// Frees spare capacity.
+fn compact(service: &mut Service) {
     service.cluster_ips.shrink_to_fit();
     service.external_ips.shrink_to_fit();
     service.load_balancer_ingress.shrink_to_fit();
@@ -174,16 +178,16 @@ fn compact(service: &mut Service, strings: &mut Interner<str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::testing::service;
+    use crate::model::{ServiceType, testing::service};
 
     fn tracker(services: Vec<Service>) -> ServiceChangeTracker {
         let mut tracker = ServiceChangeTracker::default();
-        tracker.update(Delta::Replace(services), &mut Interner::default());
+        tracker.update(Delta::Replace(services));
         tracker
     }
 
     fn apply(tracker: &mut ServiceChangeTracker, service: Service) {
-        tracker.update(Delta::Apply(service), &mut Interner::default());
+        tracker.update(Delta::Apply(service));
     }
 
     #[test]
@@ -192,7 +196,7 @@ mod tests {
         let mut tracker = tracker(vec![web.clone()]);
         tracker.checkout_changes();
         apply(&mut tracker, web.clone());
-        tracker.update(Delta::Replace(vec![web]), &mut Interner::default());
+        tracker.update(Delta::Replace(vec![web]));
         assert!(tracker.checkout_changes().is_empty());
     }
 
@@ -219,18 +223,45 @@ mod tests {
 
     #[test]
     fn headless_external_name_and_excluded_services_are_left_out() {
-        let headless = Service { cluster_ips: Vec::new(), ..service("default/web", "10.96.0.1") };
-        let name = Service { service_type: ServiceType::ExternalName, ..service("default/web", "10.96.0.1") };
-        let excluded = Service { excluded_by_label: true, ..service("default/web", "10.96.0.1") };
-        for left_out in [headless, name, excluded] {
+        let web = || service("default/web", "10.96.0.1");
+        let headless = Service { cluster_ips: Vec::new(), ..web() };
+        let external = Service { service_type: ServiceType::ExternalName, ..web() };
+        let excluded = Service { excluded_by_label: true, ..web() };
+        for (left_out, reason) in [
+            (headless, UnservedReason::Headless),
+            (external, UnservedReason::ExternalName),
+            (excluded, UnservedReason::OtherProxy),
+        ] {
             let mut tracker = tracker(Vec::new());
             tracker.checkout_changes();
-            tracker.update(Delta::Replace(vec![left_out.clone()]), &mut Interner::default());
+            tracker.update(Delta::Replace(vec![left_out.clone()]));
             assert_eq!((tracker.len(), tracker.checkout_changes().len()), (0, 0), "{left_out:?}");
-            apply(&mut tracker, service("default/web", "10.96.0.1"));
+            assert_eq!(tracker.unserved(&web().name), Some(reason));
+            apply(&mut tracker, web());
+            assert_eq!(tracker.unserved(&web().name), None);
             tracker.checkout_changes();
             apply(&mut tracker, left_out.clone());
             assert_eq!((tracker.len(), tracker.checkout_changes().len()), (0, 1), "{left_out:?}");
+            assert_eq!(tracker.unserved(&web().name), Some(reason));
+            tracker.update(Delta::Delete(web().name));
+            assert_eq!(tracker.unserved(&web().name), None);
+        }
+    }
+
+    #[test]
+    fn a_new_list_forgets_which_services_were_left_out() {
+        let external =
+            Service { service_type: ServiceType::ExternalName, ..service("default/web", "10.96.0.1") };
+        let part = |objects| ListPart { objects, is_first: true, is_last: true };
+        for list in [false, true] {
+            let mut tracker = tracker(vec![external.clone()]);
+            assert_eq!(tracker.unserved(&external.name), Some(UnservedReason::ExternalName));
+            if list {
+                tracker.update(Delta::Replace(Vec::new()));
+            } else {
+                tracker.add(part(Vec::new()));
+            }
+            assert_eq!(tracker.unserved(&external.name), None);
         }
     }
 
@@ -238,7 +269,7 @@ mod tests {
     fn a_service_that_a_new_list_lacks_is_deleted() {
         let mut tracker = tracker(vec![service("a/x", "10.96.0.1"), service("a/y", "10.96.0.2")]);
         tracker.checkout_changes();
-        tracker.update(Delta::Replace(vec![service("a/y", "10.96.0.2")]), &mut Interner::default());
+        tracker.update(Delta::Replace(vec![service("a/y", "10.96.0.2")]));
         assert_eq!(
             tracker.checkout_changes().into_keys().collect::<Vec<_>>(),
             [NamespacedName::new("a", "x")]

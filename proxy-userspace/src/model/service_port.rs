@@ -67,8 +67,8 @@ pub(super) fn uses_cluster_endpoints(port: &ResolvedPort) -> bool {
     port.internal_policy == TrafficPolicy::Cluster || port.frontends.iter().any(is_external)
 }
 
-/// Returns true if some traffic uses the endpoint list for policy `Local`. Packets that come through
-/// the tunnel do.
+/// Returns true if some traffic uses the endpoint list for policy `Local`. Packets that come
+/// through the tunnel do.
 pub(super) fn uses_local_endpoints(port: &ResolvedPort) -> bool {
     [port.internal_policy, port.external_policy].contains(&TrafficPolicy::Local)
         || port.forwarding == Forwarding::Dsr
@@ -113,7 +113,8 @@ pub(super) fn frontends(service: &Service, port: &ServicePort, family: IpFamily)
     let vips =
         ingress.filter(|ingress| ingress.ip_mode == LoadBalancerIpMode::Vip).map(|ingress| &ingress.ip);
 
-    let mut frontends: Vec<Frontend> = Vec::new();
+    // Most service ports have only a cluster IP, and keep this list.
+    let mut frontends: Vec<Frontend> = Vec::with_capacity(1);
     frontends.extend(cluster_ip(service, family).map(|ip| addressed(FrontendKind::ClusterIp, ip)));
     frontends.extend(port.node_port.map(|port| Frontend {
         kind: FrontendKind::NodePort,
@@ -126,6 +127,7 @@ pub(super) fn frontends(service: &Service, port: &ServicePort, family: IpFamily)
     frontends.sort_unstable_by_key(|frontend| (frontend.address, precedence(frontend.kind)));
     frontends.dedup_by_key(|frontend| frontend.address);
     frontends.sort_unstable();
+    frontends.shrink_to_fit();
     frontends
 }
 

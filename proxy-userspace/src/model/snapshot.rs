@@ -217,6 +217,8 @@ pub struct NodeView {
     pub local_links: BTreeSet<u32>,
     /// For each link that is a port of a bridge, by index: the MAC address of the bridge.
     pub bridge_ports: BTreeMap<u32, MacAddress>,
+    /// For each link that is a port of a bond, by index: the index of the bond.
+    pub bond_ports: BTreeMap<u32, u32>,
     /// The VLANs whose links are served. Packets with their tags are not translated on the links
     /// beneath.
     pub vlans: BTreeSet<Vlan>,

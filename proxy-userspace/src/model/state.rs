@@ -14,15 +14,15 @@ use super::{
     NodeFacts, ServiceCidr, ServicePortKey, Snapshot, TunnelView, UnixNanos, WatchEvent,
     endpoint_slice_cache::EndpointSliceCache,
     frontend_claims::FrontendClaims,
-    intern::Interner,
     local_detector,
-    node_view::{node_view, primary_addresses},
+    node_view::node_view,
     resolve::{ResolvedService, Resolver},
     service_change_tracker::ServiceChangeTracker,
     service_port::PortDefaults,
     topology::NodeLocation,
     tunnel::OtherNodes,
 };
+use crate::parallel;
 
 /// The known objects, and the Snapshot that was last resolved from them.
 ///
@@ -39,7 +39,6 @@ pub struct Model {
     pub(super) services: ServiceChangeTracker,
     pub(super) slices: EndpointSliceCache,
     pub(super) claims: FrontendClaims,
-    strings: Interner<str>,
     listed: ListedKinds,
     pending: PendingChanges,
     /// The first resolution is done.
@@ -115,20 +114,20 @@ impl Model {
             WatchEvent::Services(delta) => {
                 let is_list = matches!(delta, Delta::Replace(_));
                 self.listed.services |= is_list;
-                let differing = self.services.update(delta, &mut self.strings);
+                let differing = self.services.update(delta);
                 applied.objects = if is_list { differing } else { 1 };
             }
             WatchEvent::EndpointSlices(delta) => {
                 let is_list = matches!(delta, Delta::Replace(_));
-                let differing = self.slices.update(delta, &mut self.strings);
+                let differing = self.slices.update(delta);
                 applied.objects = if is_list { differing } else { 1 };
             }
             WatchEvent::ServicePart(part) => {
                 self.listed.services |= part.is_last;
-                applied.objects = self.services.add(part, &mut self.strings);
+                applied.objects = self.services.add(part);
             }
             WatchEvent::EndpointSlicePart(part) => {
-                applied.objects = self.slices.add(part, &mut self.strings);
+                applied.objects = self.slices.add(part);
             }
             WatchEvent::ServiceCidrs(delta) => self.apply_service_cidrs(delta),
         }
@@ -162,6 +161,7 @@ impl Model {
         if settings.node_name != self.settings.node_name {
             self.pending.all_services = true;
             self.node = None;
+            self.other_nodes.forget_announced();
             self.listed.nodes = false;
         }
         self.settings = settings;
@@ -189,7 +189,9 @@ impl Model {
         }
         let mut dirty = Dirty::default();
         let mut pending = mem::take(&mut self.pending);
-        pending.dsr_services |= (pending.node || !self.is_resolved) && self.update_own_addresses();
+        if pending.node || !self.is_resolved {
+            dirty.node = self.resolve_node(&mut pending.dsr_services);
+        }
         if self.is_resolved {
             for service in &self.affected_services(&pending) {
                 self.resolve_service(service, &mut dirty.ports);
@@ -197,7 +199,6 @@ impl Model {
         } else {
             self.resolve_first();
         }
-        dirty.node = (pending.node || !self.is_resolved) && self.resolve_node();
         if mem::replace(&mut self.is_resolved, true) { dirty } else { Dirty::everything() }
     }
 
@@ -230,12 +231,6 @@ impl Model {
     /// Returns the pod CIDRs of this node that `clusterCIDR` should contain and does not.
     pub fn pod_cidrs_outside_cluster_cidr(&self) -> &[IpNet] {
         &self.pod_cidrs_outside_cluster_cidr
-    }
-
-    /// Updates from where this node sends packets of the tunnel. Returns true if that differs.
-    fn update_own_addresses(&mut self) -> bool {
-        let Some(facts) = &self.facts else { return false };
-        self.other_nodes.set_own(&primary_addresses(&self.settings, self.node.as_ref(), facts))
     }
 
     fn update_pod_cidrs_outside_cluster_cidr(&mut self) {
@@ -338,16 +333,24 @@ impl Model {
         self.slices.checkout_changes();
         self.services.checkout_changes();
         let services = self.services.sorted();
-        self.claims.fill(services.iter().copied());
         let resolver = self.resolver();
-        let (mut ports, mut health_checks) = (Vec::with_capacity(services.len()), Vec::new());
-        for service in services {
-            let ResolvedService { ports: of_service, health_checks: checks } = resolver.resolve(service);
-            ports.extend(of_service.into_iter().map(|(key, port)| (key, Arc::new(port))));
-            health_checks.extend(checks);
+        let halves = parallel::in_parts(&services, |half| resolver.resolve_all(half));
+        let (mut ports, mut health_checks) = (Vec::with_capacity(services.len()), BTreeMap::new());
+        let mut claims = Vec::with_capacity(services.len());
+        for half in halves {
+            ports.extend(half.ports);
+            claims.extend(half.claims);
+            health_checks.extend(half.health_checks);
+        }
+        self.claims.fill(claims);
+        let resolver = self.resolver();
+        if !resolver.serves_all_claims() {
+            for (key, port) in &mut ports {
+                resolver.keep_served(key, Arc::make_mut(port));
+            }
         }
         self.snapshot.ports = ports.into_iter().collect();
-        self.health_checks = health_checks.into_iter().collect();
+        self.health_checks = health_checks;
     }
 
     fn resolve_service(&mut self, name: &NamespacedName, dirty: &mut BTreeSet<ServicePortKey>) {
@@ -377,13 +380,15 @@ impl Model {
         self.ports_of_service(service).map(|(key, _)| key.clone())
     }
 
-    /// Resolves this node. Returns true if it differs.
-    fn resolve_node(&mut self) -> bool {
+    /// Resolves this node. Returns true if it differs. Sets `tunnel_differs` if the node sends
+    /// packets of the tunnel from other addresses than before.
+    fn resolve_node(&mut self, tunnel_differs: &mut bool) -> bool {
         let Some(facts) = &self.facts else { return false };
         let ranges: BTreeSet<_> = self.service_cidrs.values().flat_map(|object| &object.cidrs).collect();
         let service_cidrs = ranges.into_iter().copied().collect();
         let mut node = node_view(&self.settings, self.node.as_ref(), facts);
         let primary = &node.primary_addresses;
+        *tunnel_differs |= self.other_nodes.set_own(primary);
         let tunnel = TunnelView::resolve(&self.settings, facts, primary, &self.other_nodes);
         (node.service_cidrs, node.tunnel) = (service_cidrs, tunnel);
         mem::replace(&mut self.snapshot.node, node) != self.snapshot.node

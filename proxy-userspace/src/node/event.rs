@@ -56,6 +56,41 @@ pub struct NodeEvents {
     recent: Arc<Mutex<VecDeque<RecentEvent>>>,
 }
 
+/// The events that wait to be written.
+#[derive(Debug)]
+pub struct PendingEvents {
+    from: mpsc::Receiver<NodeEvent>,
+    /// The one that is being written, and its time.
+    current: Option<(NodeEvent, Timestamp)>,
+}
+
+impl PendingEvents {
+    /// Takes over a receiver of events.
+    pub fn new(from: mpsc::Receiver<NodeEvent>) -> Self {
+        Self { from, current: None }
+    }
+
+    /// Waits for the next event, and returns it until [`Self::is_written`] is called: if its
+    /// writing is given up, it is the next one again. `None` if no more will come.
+    pub async fn next(&mut self) -> Option<(&NodeEvent, Timestamp)> {
+        if self.current.is_none() {
+            self.current = self.from.recv().await.map(|event| (event, Timestamp::now()));
+        }
+        self.current.as_ref().map(|(event, time)| (event, *time))
+    }
+
+    /// Records that the event which [`Self::next`] returned was written or is lost.
+    pub fn is_written(&mut self) {
+        self.current = None;
+    }
+
+    /// Takes no more events. Returns true if some wait.
+    pub fn close(&mut self) -> bool {
+        self.from.close();
+        self.current.is_some() || !self.from.is_empty()
+    }
+}
+
 impl NodeEvents {
     /// Creates a sender and the receiver of its events.
     pub fn channel() -> (Self, mpsc::Receiver<NodeEvent>) {

@@ -6,7 +6,7 @@ mod conntrack;
 mod event;
 
 pub use conntrack::ConntrackSettings;
-pub use event::{NodeEvent, NodeEvents, RecentEvent};
+pub use event::{NodeEvent, NodeEvents, PendingEvents, RecentEvent};
 
 use std::{collections::BTreeSet, net::IpAddr};
 

@@ -11,32 +11,18 @@ use proxy_userspace::{
 
 use super::other_proxy::{ATTEMPTS, ATTEMPTS_PER_LOG, PAUSE};
 
-/// What to do while rules lead to shunt's chains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WhileInUse {
-    /// Wait until another proxy has taken the table over.
-    Wait,
-    /// Leave the table to the proxy that serves the node, which uses it.
-    Leave,
+/// Removes the chains, sets and maps that only shunt has. While rules lead to shunt's chains, waits
+/// until another proxy has taken the table over: ten minutes at most.
+///
+/// No lock is held meanwhile: a proxy must be able to start on this node at any time.
+pub(super) fn remove() -> anyhow::Result<()> {
+    remove_with(Nftables::remove_leftovers, PAUSE)
 }
 
-/// Removes the chains, sets and maps that only shunt has. Waits ten minutes at most.
-pub(super) fn remove(while_in_use: WhileInUse) -> anyhow::Result<()> {
-    remove_with(Nftables::remove_leftovers, while_in_use, PAUSE)
-}
-
-fn remove_with(
-    mut remove: impl FnMut() -> LeftoverRemoval,
-    while_in_use: WhileInUse,
-    pause: Duration,
-) -> anyhow::Result<()> {
+fn remove_with(mut remove: impl FnMut() -> LeftoverRemoval, pause: Duration) -> anyhow::Result<()> {
     for attempt in 0..ATTEMPTS {
         let in_use = still_in_use(remove())?;
         if in_use.is_empty() {
-            return Ok(());
-        }
-        if while_in_use == WhileInUse::Leave {
-            tracing::info!(?in_use, "the table {TABLE} stays as it is: its rules lead to shunt's chains");
             return Ok(());
         }
         if attempt % ATTEMPTS_PER_LOG == 0 {
@@ -49,7 +35,8 @@ fn remove_with(
     }
     anyhow::bail!(
         "the rules of the table {TABLE} still lead to shunt's chains, which stay; stop shunt, start kube-proxy and run \
-         this again, or remove the table with shunt --cleanup if no other proxy shall serve this node"
+         this again; if kube-proxy does not use nftables, or no other proxy shall serve this node, delete the table: \
+         nft delete table ip {TABLE}; nft delete table ip6 {TABLE}"
     )
 }
 
@@ -73,22 +60,21 @@ mod tests {
 
     /// Returns how often a removal was tried, and whether it succeeded. The table is in use at
     /// first.
-    fn tried(busy: u32, while_in_use: WhileInUse) -> (u32, bool) {
+    fn tried(busy: u32) -> (u32, bool) {
         let mut count = 0;
         let remove = || {
             count += 1;
             let in_use = if count <= busy { vec![IpFamily::V4] } else { Vec::new() };
             LeftoverRemoval { in_use, ..LeftoverRemoval::default() }
         };
-        let result = remove_with(remove, while_in_use, Duration::ZERO);
+        let result = remove_with(remove, Duration::ZERO);
         (count, result.is_ok())
     }
 
     #[test]
     fn removal_waits_until_another_proxy_has_taken_the_table_over() {
-        assert_eq!(tried(0, WhileInUse::Wait), (1, true));
-        assert_eq!(tried(3, WhileInUse::Wait), (4, true));
-        assert_eq!(tried(u32::MAX, WhileInUse::Wait), (ATTEMPTS, false));
-        assert_eq!(tried(u32::MAX, WhileInUse::Leave), (1, true), "the proxy that serves needs it");
+        assert_eq!(tried(0), (1, true));
+        assert_eq!(tried(3), (4, true));
+        assert_eq!(tried(u32::MAX), (ATTEMPTS, false));
     }
 }

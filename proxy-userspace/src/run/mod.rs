@@ -3,6 +3,7 @@
 
 mod dataplane;
 mod deprecation;
+mod endpoints;
 mod leftovers;
 mod mode_choice;
 mod node_facts;
@@ -19,7 +20,7 @@ mod top;
 mod trace;
 mod verbs;
 
-use std::{net::SocketAddr, process, sync::Arc, thread, time::Duration};
+use std::{process, sync::Arc, thread, time::Duration};
 
 pub(crate) use self::{
     mode_choice::ModeChoice,
@@ -34,22 +35,20 @@ use self::{
     takeover::Takeover,
 };
 use anyhow::Context as _;
-use axum::Router;
 use proxy_userspace::{
     causes::with_causes,
-    config::{Config, FeatureGate, FeatureGates, IneffectiveSetting, log_filter_at},
+    config::{Config, FeatureGate, FeatureGates, IneffectiveSetting},
     dataplane::{Mode, Renderer, ebpf::EbpfError},
-    health::{self, Debugging, HttpServer, Introspection, LocalListener, PortFailureEvents},
-    inspect::{self, NodeInspector, PodFinder},
+    health::{self, LocalListener},
+    inspect,
     kernel::{KernelError, end_signals::EndSignals, own_process},
     metrics::Metrics,
-    node::{self, NodeEvent, NodeEvents},
+    node::{self, NodeEvents, PendingEvents},
     sync::{Inspector, Outputs, SyncError, SyncLoop, SyncSettings},
-    trace::{Tracer, remove_tables, routes as trace_routes},
-    ui::{self, Pages},
+    trace::remove_tables,
 };
 use tokio::{
-    sync::{Mutex, mpsc, watch},
+    sync::{Mutex, watch},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
@@ -58,7 +57,7 @@ use tokio_util::sync::CancellationToken;
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(20);
 
 /// Kubernetes Events that wait to be written. Every mode uses the same queue.
-type PendingEvents = Arc<Mutex<mpsc::Receiver<NodeEvent>>>;
+type EventQueue = Arc<Mutex<PendingEvents>>;
 
 /// Everything that runs besides the sync loop. No task should end.
 type Tasks = JoinSet<anyhow::Result<()>>;
@@ -108,28 +107,43 @@ async fn run_alone(
 ) -> anyhow::Result<Exit> {
     log_start(&choice);
     let (events, pending) = NodeEvents::channel();
-    let pending = Arc::new(Mutex::new(pending));
+    let pending = Arc::new(Mutex::new(PendingEvents::new(pending)));
     set_up_node(&choice.config, &events);
     report_start(&choice, &events);
+    // They answer until the last Events are written: another shunt waits for the local socket.
+    let mut servers = Tasks::new();
+    let modes = run_modes(&mut choice, local, set_log_filter, events, &pending, &shutdown, &mut servers);
+    let end = Box::pin(modes).await;
+    sources::write_last_events(&choice, &pending, end.is_ok()).await;
+    end
+}
+
+/// Runs one mode after the other until the process is to end.
+async fn run_modes(
+    choice: &mut ModeChoice,
+    local: Option<LocalListener>,
+    set_log_filter: SetLogFilter,
+    events: NodeEvents,
+    pending: &EventQueue,
+    shutdown: &CancellationToken,
+    servers: &mut Tasks,
+) -> anyhow::Result<Exit> {
     let outputs = Outputs {
         metrics: metrics(&choice.config.feature_gates),
         ..Outputs::new(choice.config.sync_period * 2, events)
     };
-    let mut endpoints = Tasks::new();
     let mut broken = Vec::new();
-    let mut reload = Reload::new(&choice, Arc::clone(&set_log_filter), &outputs)?;
-    let introspection = introspection(&choice, &outputs, reload.effective.subscribe(), set_log_filter);
-    let inspector = start_endpoints(&choice, local, &outputs, introspection, &mut endpoints);
+    let mut reload = Reload::new(choice, Arc::clone(&set_log_filter), &outputs)?;
+    let introspection =
+        endpoints::introspection(choice, &outputs, reload.effective.subscribe(), set_log_filter);
+    let inspector = endpoints::start(choice, local, &outputs, introspection, servers);
     loop {
         let settings = reload.settings.subscribe();
         let before = std::mem::take(&mut broken);
         let outcome = tokio::select! {
             biased;
-            error = first_ended(&mut endpoints) => {
-                sources::write_last_events(&choice, &pending).await;
-                Err(error)
-            }
-            outcome = run_mode(&choice, outputs.clone(), settings, &inspector, &pending, before, &shutdown) => outcome,
+            error = first_ended(servers) => Err(error),
+            outcome = run_mode(choice, outputs.clone(), settings, &inspector, pending, before, shutdown) => outcome,
             action = reload.watch() => Ok(ModeOutcome::Reload(action)),
         };
         if shutdown.is_cancelled() {
@@ -146,7 +160,7 @@ async fn run_alone(
             ModeOutcome::Reload(ReloadAction::RebuildDataplane) => {}
             ModeOutcome::Broken(error, renderers) => {
                 broken = renderers;
-                switch_mode(&mut choice, error, &outputs)?;
+                switch_mode(choice, error, &outputs)?;
                 if shutdown.is_cancelled() {
                     return Ok(Exit::Shutdown);
                 }
@@ -182,7 +196,7 @@ async fn run_mode(
     outputs: Outputs,
     settings: watch::Receiver<SyncSettings>,
     inspector: &Inspector,
-    node_events: &PendingEvents,
+    node_events: &EventQueue,
     broken: Vec<Box<dyn Renderer>>,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<ModeOutcome> {
@@ -324,104 +338,4 @@ fn metrics(gates: &FeatureGates) -> Metrics {
         metrics.set_feature(gate.name(), gate.stage(), gates.is_on(gate));
     }
     metrics
-}
-
-/// Returns what the metrics server reports about this process.
-fn introspection(
-    ModeChoice { config, flags, .. }: &ModeChoice,
-    Outputs { status, health, .. }: &Outputs,
-    effective: watch::Receiver<serde_json::Value>,
-    set_log_filter: SetLogFilter,
-) -> Introspection {
-    let of_programs = config.ebpf.log;
-    let set_verbosity = Arc::new(move |level| set_log_filter(&log_filter_at(level, of_programs)));
-    Introspection {
-        status: status.clone(),
-        health: health.clone(),
-        config: effective,
-        flags: config.feature_gates.is_on(FeatureGate::ComponentFlagz).then(|| flags.values()),
-        ui: config.ui,
-        statusz: config.feature_gates.is_on(FeatureGate::ComponentStatusz),
-        debugging: config.profiling.then_some(Debugging { set_verbosity }),
-    }
-}
-
-/// Returns what reads this node, for commands and pages.
-fn node_inspector(ModeChoice { config, pods, .. }: &ModeChoice, outputs: &Outputs) -> NodeInspector {
-    let Outputs { metrics, status, health, .. } = outputs.clone();
-    let pin_directory = config.ebpf.pin_dir.clone();
-    let pods = pods.clone();
-    let pods = PodFinder::new(move |name| {
-        let pods = pods.clone();
-        async move { pods.read(name).await.map_err(|error| error.to_string()) }
-    });
-    NodeInspector { inspector: Inspector::default(), metrics, status, health, pin_directory, pods }
-}
-
-/// Answers the subcommands that ask the daemon.
-fn start_local_endpoint(
-    ModeChoice { config, launcher, .. }: &ModeChoice,
-    local: Option<LocalListener>,
-    node: NodeInspector,
-    outputs: &Outputs,
-    introspection: Introspection,
-    tasks: &mut Tasks,
-) {
-    let tracer = Tracer::new(node.inspector.clone(), dataplane::load_tracing(config, launcher));
-    let second_shunt = health::second_shunt_routes(outputs.status.clone(), outputs.events.clone());
-    let routes = inspect::routes(node).merge(trace_routes(tracer)).merge(second_shunt);
-    let routes = routes.nest("/v1/pages", local_pages(outputs, introspection));
-    tasks.spawn(async move { match health::serve_local(local, inspect::SOCKET, routes).await {} });
-}
-
-/// Returns the pages of the HTTP servers for bug reports, whatever the servers serve.
-fn local_pages(Outputs { metrics, status, health, .. }: &Outputs, introspection: Introspection) -> Router {
-    let introspection = Introspection { statusz: true, debugging: None, ..introspection };
-    health::scrape_routes(metrics)
-        .merge(health::introspection_routes(introspection))
-        .merge(health::healthz_routes(health.clone(), metrics.clone(), status.clone()))
-}
-
-/// Starts all servers. Returns what reads the sync loop for them.
-fn start_endpoints(
-    choice: &ModeChoice,
-    local: Option<LocalListener>,
-    outputs: &Outputs,
-    introspection: Introspection,
-    tasks: &mut Tasks,
-) -> Inspector {
-    let config = &choice.config;
-    let node = node_inspector(choice, outputs);
-    start_local_endpoint(choice, local, node.clone(), outputs, introspection.clone(), tasks);
-    let Outputs { metrics, health, health_checks, status, events, .. } = outputs;
-    let hard_fail = config.bind_address_hard_fail;
-    let mut serve = |server: HttpServer, address: Option<SocketAddr>, routes: Router| {
-        if let Some(address) = address {
-            let events = events.clone();
-            tasks.spawn(async move {
-                health::serve(server, address, routes, hard_fail, &events)
-                    .await
-                    .map(|never| match never {})
-                    .map_err(Into::into)
-            });
-        }
-    };
-    serve(
-        HttpServer::Healthz,
-        config.healthz_bind_address,
-        health::healthz_routes(health.clone(), metrics.clone(), status.clone()),
-    );
-    let mut routes = health::metrics_routes(metrics).merge(health::introspection_routes(introspection));
-    if config.ui {
-        routes = routes.merge(ui::routes(Pages { node: node.clone(), events: events.clone() }));
-    }
-    serve(HttpServer::Metrics, config.metrics_bind_address, routes);
-    let port_failures =
-        PortFailureEvents { events: events.clone(), node_name: config.model.node_name.clone() };
-    let answering = health::serve_health_checks(health_checks.subscribe(), health.clone(), port_failures);
-    tasks.spawn(async move {
-        answering.await;
-        Ok(())
-    });
-    node.inspector
 }

@@ -8,7 +8,7 @@ use proxy_userspace::{
     kernel::{self, command::Launcher},
     metrics::Fallback,
     probe,
-    watch::PodReader,
+    watch::ObjectReader,
 };
 
 /// How long a mode that `auto` chose may fail before another mode replaces it. A lock that somebody
@@ -26,8 +26,8 @@ pub(crate) struct ModeChoice {
     pub(super) why: String,
     /// Modes that ran and broke.
     broken: Vec<Mode>,
-    /// Reads pods that are no endpoints, for questions about them.
-    pub(super) pods: PodReader,
+    /// Reads objects that are not watched, for questions about them.
+    pub(super) reader: ObjectReader,
 }
 
 impl ModeChoice {
@@ -51,8 +51,8 @@ impl ModeChoice {
     ) -> Result<Self, ConfigError> {
         let broken = Vec::new();
         let why = "as configured".into();
-        let pods = PodReader::default();
-        let mut this = Self { flags, environment, launcher, config, why, broken, pods };
+        let reader = ObjectReader::default();
+        let mut this = Self { flags, environment, launcher, config, why, broken, reader };
         if this.config.mode_is_auto && this.flags.runs() {
             let evaluation = this.probe();
             this.why = format!("auto: {}", evaluation.why);

@@ -349,7 +349,7 @@ async fn exempt(mut redirecting: watch::Receiver<Option<RedirectingPods>>, scope
         let RedirectingPods { namespaces: now, addresses } = pods;
         let known = status.set_exempt_namespaces(now.clone());
         for namespace in now.iter().filter(|(inode, _)| !known.contains_key(inode)).map(|(_, new)| new) {
-            tracing::info!(%namespace, "this pod redirects its own packets: its sockets are left alone, and its links served");
+            tracing::info!(%namespace, "this pod redirects its own packets: socket programs skip its sockets, and its packets are translated on its link");
         }
         for namespace in known.iter().filter(|(inode, _)| !now.contains_key(inode)).map(|(_, old)| old) {
             tracing::info!(%namespace, "this pod does not redirect its own packets any more: its sockets are served");

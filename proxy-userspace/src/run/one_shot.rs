@@ -16,7 +16,7 @@ use proxy_userspace::{
     doctor::{self, BundledFile, DoctorArguments, Outcome},
     health,
     inspect::{self, print_one},
-    kernel::{self, capabilities, command::Launcher},
+    kernel::{self, KernelError, capabilities, command::Launcher},
     node,
     output_file::{self, is_standard_output},
     probe, trace, yaml,
@@ -24,11 +24,7 @@ use proxy_userspace::{
 use tokio::runtime;
 
 use super::{
-    dataplane,
-    leftovers::{self, WhileInUse},
-    log_ineffective_settings, other_proxy,
-    standard_error::tell,
-    takeover::log_handover,
+    dataplane, leftovers, log_ineffective_settings, other_proxy, standard_error::tell, takeover::log_handover,
 };
 
 const NOTHING_REMOVED: &str = "nothing was removed";
@@ -80,15 +76,39 @@ pub(crate) fn cleanup(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `--cleanup-own`: once another proxy serves this node, hands the connections of shunt's programs
-/// over to conntrack, as for a change of the mode, and removes programs, maps and shunt's own rules.
+/// `--cleanup-own`: once another proxy serves this node, removes what is shunt's. The rules of
+/// kube-proxy's modes stay. If shunt wrote them, the other proxy has taken them over or removed
+/// them when it started.
 ///
-/// The rules of kube-proxy's modes stay. If shunt wrote them, the other proxy has taken them over
-/// or removed them when it started. kube-proxy's nftables mode leaves chains and sets that only
-/// shunt has. They are removed too, once no rule leads to them. Without programs this waits for
-/// that: shunt serves in its nftables mode until another proxy takes the table over.
+/// kube-proxy's nftables mode leaves chains and sets that only shunt has. They are removed too,
+/// once no rule leads to them. So a run that has removed the programs, and each further run, waits
+/// for the same: a shunt that serves in its nftables mode is not another proxy.
+///
+/// A shunt may start in the ebpf mode during that wait. It removes the table, and its programs
+/// serve then: the command begins again.
 pub(crate) fn cleanup_own(config: &Config) -> anyhow::Result<()> {
     capabilities::check_net_admin().context(NOTHING_REMOVED)?;
+    loop {
+        remove_own_programs(config)?;
+        leftovers::remove()?;
+        match dataplane::lock_pins(config) {
+            // Pins of others keep the directory.
+            Ok(pins) if pins.as_ref().is_none_or(|pins| !Ebpf::has_pins(pins)) => break,
+            Ok(_) | Err(KernelError::PinsInUse { .. }) => {
+                tracing::info!(
+                    "a shunt started in the ebpf mode meanwhile: waiting again until another proxy serves this node"
+                );
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    tracing::info!("removed what is shunt's from the kernel");
+    Ok(())
+}
+
+/// Hands the connections of shunt's programs over to conntrack, as for a change of the mode, once
+/// another proxy serves this node. Removes programs, maps and the rules that work with them.
+fn remove_own_programs(config: &Config) -> anyhow::Result<()> {
     // The lock keeps another shunt from starting meanwhile.
     let pins = other_proxy::wait_until_it_serves(config)?;
     if pins.is_some() {
@@ -101,11 +121,7 @@ pub(crate) fn cleanup_own(config: &Config) -> anyhow::Result<()> {
     if check_alone().is_ok() {
         trace::remove_tables();
     }
-    check_removed(&dataplane::cleanup_ebpf(config, &Launcher::default()))?;
-    // With programs, the other proxy has written its rules already.
-    leftovers::remove(if pins.is_some() { WhileInUse::Leave } else { WhileInUse::Wait })?;
-    tracing::info!("removed what is shunt's from the kernel");
-    Ok(())
+    check_removed(&dataplane::cleanup_ebpf(config, &Launcher::default()))
 }
 
 /// Fails if a shunt runs in this network namespace. It would write again what is removed, and

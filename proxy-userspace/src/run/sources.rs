@@ -15,8 +15,8 @@ use proxy_userspace::{
     net::ProxyVariables,
     sync::{Inputs, Inspector, Outputs, SyncSettings},
     watch::{
-        self, ApiRequest, ApiSource, KindStatus, ManifestSource, OnApiRequest, PodReader, Timing, WatchError,
-        WatchStatus,
+        self, ApiRequest, ApiSource, KindStatus, ManifestSource, ObjectReader, OnApiRequest, Timing,
+        WatchError, WatchStatus,
     },
 };
 use tokio::{
@@ -24,7 +24,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{ModeChoice, PendingEvents, Tasks, node_facts};
+use super::{EventQueue, ModeChoice, Tasks, node_facts};
 
 /// How many events may wait for the sync loop. A faster source waits, too.
 const MAX_QUEUED: usize = 4096;
@@ -32,19 +32,21 @@ const MAX_QUEUED: usize = 4096;
 /// The longest time until a response whose date is compared with the clock.
 const PROMPT: Duration = Duration::from_secs(2);
 
-/// How long the end of the process may wait until its last Events are written.
-const LAST_EVENTS: Duration = Duration::from_secs(5);
+/// How long the end of the process may wait until its last Events are written. After an error they
+/// may tell the cause.
+const LAST_EVENTS: Duration = Duration::from_secs(2);
+const LAST_EVENTS_AFTER_ERROR: Duration = Duration::from_secs(5);
 
 /// What fails if the source of objects fails.
 pub(super) const CANNOT_WATCH: &str = "cannot watch Services, EndpointSlices and Nodes";
 
 /// Starts all sources.
 pub(super) fn start(
-    ModeChoice { config, environment, launcher, pods, .. }: &ModeChoice,
+    ModeChoice { config, environment, launcher, reader, .. }: &ModeChoice,
     outputs: &Outputs,
     settings: channel::Receiver<SyncSettings>,
     inspector: &Inspector,
-    node_events: &PendingEvents,
+    node_events: &EventQueue,
     tasks: &mut Tasks,
 ) -> Inputs {
     let (to_loop, events) = mpsc::channel(MAX_QUEUED);
@@ -53,7 +55,7 @@ pub(super) fn start(
         environment.proxies.clone(),
         outputs.clone(),
         Arc::clone(node_events),
-        pods.clone(),
+        reader.clone(),
         to_loop,
     );
     tasks.spawn(async move { objects.await.context(CANNOT_WATCH) });
@@ -68,8 +70,8 @@ async fn objects(
     config: Config,
     proxies: ProxyVariables,
     outputs: Outputs,
-    node_events: PendingEvents,
-    pods: PodReader,
+    node_events: EventQueue,
+    reader: ObjectReader,
     to: mpsc::Sender<WatchEvent>,
 ) -> anyhow::Result<()> {
     match &config.source {
@@ -81,7 +83,7 @@ async fn objects(
         ObjectSource::Api { kubeconfig, servers, content_types } => {
             let on_request = count_requests(&outputs);
             let client = watch::kube_client(kubeconfig.as_deref(), servers, &proxies, &on_request).await?;
-            pods.set_client(&client);
+            reader.set_client(&client);
             let source = ApiSource::new(client.clone(), &*config.model.node_name)
                 .with_content_types(content_types.clone());
             // Only the nftables mode has rules about Service CIDRs.
@@ -112,23 +114,34 @@ async fn objects(
     }
 }
 
-/// Writes the Events that wait, before this process ends. Gives up after a few seconds.
+/// Writes the Events that wait, before this process ends. Gives up after a few seconds. If none
+/// waits, this does nothing.
 pub(super) async fn write_last_events(
-    ModeChoice { config, environment, .. }: &ModeChoice,
-    pending: &PendingEvents,
+    ModeChoice { config, environment, reader, .. }: &ModeChoice,
+    pending: &EventQueue,
+    ends_well: bool,
 ) {
     let ObjectSource::Api { kubeconfig, servers, .. } = &config.source else { return };
     let write = async {
         let mut events = pending.lock().await;
-        events.close();
+        if !events.close() {
+            return;
+        }
         let on_request: OnApiRequest = Arc::new(|_| {});
-        match watch::kube_client(kubeconfig.as_deref(), servers, &environment.proxies, &on_request).await {
+        let client = match reader.client() {
+            Some(client) => Ok(client),
+            None => {
+                watch::kube_client(kubeconfig.as_deref(), servers, &environment.proxies, &on_request).await
+            }
+        };
+        match client {
             Ok(client) => watch::record_events(&client, &config.model.node_name, &mut events).await,
             Err(error) => tracing::debug!(error = with_causes(&error), "cannot write the last Events"),
         }
     };
     // The cause is in the log, too.
-    let _in_time = timeout(LAST_EVENTS, write).await;
+    let limit = if ends_well { LAST_EVENTS } else { LAST_EVENTS_AFTER_ERROR };
+    let _in_time = timeout(limit, write).await;
 }
 
 /// Returns a receiver of requests that counts them, and compares the clocks.

@@ -13,7 +13,7 @@ use proxy_userspace::{
     inspect::{
         AffinityFilter, AffinityRow, Client, ClientError, ConnectionRow, DriftRow, EndpointRow, ExemptRow,
         ExplainArguments, Filter, FlowFilter, FlowRow, GetArguments, LeftOutRow, LinkRow, Output, Resource,
-        Row, ServiceRow, Verb, print, print_one, read_without_daemon, table,
+        Row, ServiceName, ServiceRow, Verb, print, print_one, read_without_daemon, table,
     },
     trace::CaptureError,
 };
@@ -92,7 +92,8 @@ async fn list<T: Row>(arguments: &GetArguments) -> anyhow::Result<ExitCode> {
         let within = namespace.as_deref().map(|namespace| format!(" in the namespace {namespace}"));
         let of = name.as_deref().map(|name| format!(" of a Service {name}"));
         let [of, within] = [of, within].map(Option::unwrap_or_default);
-        tell(format_args!("no {}{of}{within}", resource.path()));
+        let why = unserved(arguments).await.map(|why| format!(": {why}")).unwrap_or_default();
+        tell(format_args!("no {}{of}{within}{why}", resource.path()));
     } else {
         print(output, resource.kind(), &rows, &mut stdout().lock())?;
     }
@@ -103,11 +104,11 @@ async fn list<T: Row>(arguments: &GetArguments) -> anyhow::Result<ExitCode> {
     Ok(if is_missing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Returns true if the named Service is there, or nobody knows: then no shunt runs. The lists of
-/// Services and endpoints have a row for each.
+/// Returns true if the named Service is there, or nobody knows: then no shunt runs. The list of
+/// Services has a row for each; a Service without endpoints has none in the others.
 async fn has_service(arguments: &GetArguments) -> anyhow::Result<bool> {
     let GetArguments { resource, name, namespace, .. } = arguments;
-    if matches!(resource, Resource::Services | Resource::Endpoints) {
+    if *resource == Resource::Services {
         return Ok(false);
     }
     let mut client = match Client::connect().await {
@@ -118,6 +119,12 @@ async fn has_service(arguments: &GetArguments) -> anyhow::Result<bool> {
     let mut is_there = false;
     client.list(Resource::Services, &filter, |_: ServiceRow| is_there = true).await?;
     Ok(is_there)
+}
+
+/// Says why the named Service is not served. `None` without a namespace: there may be several.
+async fn unserved(GetArguments { name, namespace, .. }: &GetArguments) -> Option<String> {
+    let service = ServiceName { namespace: namespace.clone()?, name: name.clone()? };
+    Client::connect().await.ok()?.unserved(&service).await
 }
 
 async fn read<T: Row>(arguments: &GetArguments) -> anyhow::Result<Vec<T>> {

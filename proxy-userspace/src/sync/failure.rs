@@ -133,15 +133,20 @@ impl SyncLoop {
             }
             FailureScope::Node | FailureScope::ServicePorts => {
                 self.outputs.health.part_failed();
+                self.report_latency();
                 self.report_served();
             }
-            FailureScope::Everything => self.outputs.health.queued(&failed),
+            FailureScope::Everything => {
+                // As with upstream, these changes do not count later.
+                self.trigger_times.clear();
+                self.outputs.health.queued(&failed);
+            }
         }
         self.failure.events.failed(started, &message, &self.outputs.events);
         let retry_in = if scope.is_limited() {
             self.schedule.partly_failed(started, extent, nothing_dirty, false)
         } else {
-            self.schedule.failed(started)
+            self.schedule.failed(Instant::now())
         };
         let before = self.outputs.status.task_failed(SyncTask::Program, message.clone());
         if before.as_ref() == Some(&message) {

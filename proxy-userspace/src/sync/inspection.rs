@@ -147,6 +147,14 @@ impl Inspector {
     }
 }
 
+#[cfg(test)]
+impl Inspector {
+    /// Returns what ends a trace, without one.
+    pub(super) fn trace_end(&self) -> Result<TraceEnd, NoAnswer> {
+        self.running().map(TraceEnd)
+    }
+}
+
 async fn ask<T>(
     to_loop: &mpsc::Sender<Request>,
     request: Request,

@@ -14,7 +14,7 @@ pub(super) fn report(links: Vec<Arc<str>>, outputs: &Outputs) {
     if let Some(first) = first.filter(|_| before.is_empty()) {
         let note = format!(
             "there is no room for link programs on {count} of this node's links, such as {first}: the backstop \
-             serves them; the log of shunt names the reason"
+             serves them, unless --backstop is never; the log of shunt names the reason"
         );
         outputs.events.warning("LinksLeftOut", note);
     }

@@ -165,29 +165,20 @@ impl SyncLoop {
                     return Ok(());
                 }
                 event = inputs.events.recv() => {
-                    self.take_event(event.ok_or(SyncError::SourceEnded)?);
-                    self.take_queued_events(&mut inputs.events);
+                    self.take_events(event.ok_or(SyncError::SourceEnded)?, &mut inputs, takeover)?;
                 }
                 changed = inputs.node_facts.changed() => {
                     changed.map_err(|_| SyncError::NodeFactsEnded)?;
                     self.take_facts(&mut inputs.node_facts);
                 }
                 // Without a sender the settings stay the same.
-                Ok(()) = inputs.settings.changed() => {
-                    let settings = inputs.settings.borrow_and_update().clone();
-                    self.take_settings(settings);
-                }
+                Ok(()) = inputs.settings.changed() => self.take_settings(&mut inputs.settings),
                 () = inputs.drift.notified() => self.distrust_kernel(),
-                Some(request) = inputs.requests.recv() => match request {
-                    Request::Read(inspection) => {
-                        inspection(&self.inspected());
+                Some(request) = inputs.requests.recv() => {
+                    if !self.answer(request, takeover)? {
                         continue;
                     }
-                    // Nobody waits for the answer if the asker is gone.
-                    Request::Trace(programs, reply) => {
-                        let _ = reply.send(self.exchange_programs(programs, takeover)?);
-                    }
-                },
+                }
                 () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
             self.sync_if_due(takeover)?;
@@ -234,7 +225,49 @@ impl SyncLoop {
         Ok(std::mem::take(&mut self.exchanges_programs))
     }
 
-    fn take_settings(&mut self, SyncSettings { model, periods }: SyncSettings) {
+    /// Takes in an event and those that wait behind it, and once what waits beside them: events
+    /// that never pause must not keep out the rest.
+    fn take_events(
+        &mut self,
+        event: WatchEvent,
+        inputs: &mut Inputs,
+        takeover: &mut dyn TakeoverStage,
+    ) -> Result<(), SyncError> {
+        self.take_event(event);
+        self.take_queued_events(&mut inputs.events);
+        // The loop finds out itself that a sender is gone.
+        if inputs.node_facts.has_changed().unwrap_or(false) {
+            self.take_facts(&mut inputs.node_facts);
+        }
+        if inputs.settings.has_changed().unwrap_or(false) {
+            self.take_settings(&mut inputs.settings);
+        }
+        if inputs.drift.notified().now_or_never().is_some() {
+            self.distrust_kernel();
+        }
+        if let Ok(request) = inputs.requests.try_recv() {
+            self.answer(request, takeover)?;
+        }
+        Ok(())
+    }
+
+    /// Answers a request. Returns true if it may have changed something.
+    fn answer(&mut self, request: Request, takeover: &mut dyn TakeoverStage) -> Result<bool, SyncError> {
+        match request {
+            Request::Read(inspection) => {
+                inspection(&self.inspected());
+                Ok(false)
+            }
+            Request::Trace(programs, reply) => {
+                // Nobody waits for the answer if the asker is gone.
+                let _ = reply.send(self.exchange_programs(programs, takeover)?);
+                Ok(true)
+            }
+        }
+    }
+
+    fn take_settings(&mut self, settings: &mut watch::Receiver<SyncSettings>) {
+        let SyncSettings { model, periods } = settings.borrow_and_update().clone();
         self.model.set_settings(model);
         self.schedule.set_periods(periods);
         self.queue();
@@ -276,22 +309,23 @@ impl SyncLoop {
     ) -> Result<(), SyncError> {
         let mut dirty = self.model.resolve();
         dirty.node |= self.exchanges_programs;
+        if dirty.node && self.outputs.health.is_programmed() {
+            // The sync may fail or take long, and the Node may be on its way out.
+            self.report_node();
+        }
         // Updated here, not only after a success: the model reports each dirty port once.
         self.no_local_endpoints.update(self.model.snapshot(), &dirty);
         self.conflicts.update(self.model.conflicts());
         self.trigger_times.extend(self.model.take_trigger_times());
         self.retry_if_there_may_be_room(started, &dirty);
-        let is_full =
-            dirty.all || due == SyncExtent::Full || self.schedule.due(started) == Some(SyncExtent::Full);
+        let is_full = dirty.all
+            || due == SyncExtent::Full
+            || self.schedule.fails_as_a_whole()
+            || self.schedule.due(started) == Some(SyncExtent::Full);
         let extent = if is_full { SyncExtent::Full } else { SyncExtent::Partial };
         let rendered = self.render(extent, &dirty);
         self.outputs.metrics.sync_ended(extent, Instant::now() - started);
-        let map_fill = self.renderer.map_fill();
-        for fill in &map_fill {
-            self.outputs.metrics.set_map_fill(*fill);
-        }
-        self.outputs.status.set_map_fill(map_fill);
-        self.outputs.metrics.set_maglev(self.renderer.maglev_count().unwrap_or_default());
+        self.report_maps();
         left_out::report(self.renderer.left_out(), &self.outputs);
         displaced::report(self.renderer.displaced(), &self.outputs);
         let scope = rendered.as_ref().err().map(RenderError::scope);

@@ -60,16 +60,22 @@ impl SyncLoop {
 
     /// Reports a successful sync of all families that do not fail.
     pub(super) fn report(&mut self, operations: usize) {
-        let now = unix_now();
-        let (metrics, families) = (&self.outputs.metrics, served_families(self.failure.family));
-        metrics.sync_succeeded(families, operations, now.as_secs_f64());
-        // As with upstream, changes of a family that fails do not count later.
+        let families = served_families(self.failure.family);
+        self.outputs.metrics.sync_succeeded(families, operations, unix_now().as_secs_f64());
+        self.report_latency();
+        self.report_served();
+    }
+
+    /// Reports how long ago the programmed changes of endpoints were made. As with upstream,
+    /// changes of a family that fails do not count later.
+    pub(super) fn report_latency(&mut self) {
+        let (now, families) = (unix_now(), served_families(self.failure.family));
         for TriggerTime { family, at } in
             self.trigger_times.drain(..).filter(|t| families.contains(&t.family))
         {
-            metrics.endpoints_programmed(family, now.saturating_sub(Duration::from_nanos(at.0)));
+            let latency = now.saturating_sub(Duration::from_nanos(at.0));
+            self.outputs.metrics.endpoints_programmed(family, latency);
         }
-        self.report_served();
     }
 
     /// Reports health to load balancers and the kubelet: of all Services, of all but some, or of
@@ -80,11 +86,7 @@ impl SyncLoop {
         if let Some(node) = self.model.node() {
             self.outputs.status.set_node_families(node.families());
         }
-        health.set_node(match (snapshot.node.being_deleted, self.node_wait.is_unknown) {
-            (true, _) => NodeObject::Deleting,
-            (false, true) => NodeObject::Missing,
-            (false, false) => NodeObject::Present,
-        });
+        self.report_node();
         health.updated(served_families(self.failure.family));
         self.no_local_endpoints.report(metrics);
         let listen_on = IpFamily::ALL.map(|family| (family, listen_on(&snapshot.node, family))).into();
@@ -101,6 +103,27 @@ impl SyncLoop {
                 *sent = HealthChecks { checks: checks.clone(), listen_on };
             }
             differs
+        });
+    }
+
+    /// Reports how full maps are, and the Maglev tables.
+    pub(super) fn report_maps(&self) {
+        let Outputs { metrics, status, .. } = &self.outputs;
+        let map_fill = self.renderer.map_fill();
+        for fill in &map_fill {
+            metrics.set_map_fill(*fill);
+        }
+        status.set_map_fill(map_fill);
+        metrics.set_maglev(self.renderer.maglev_count().unwrap_or_default());
+    }
+
+    /// Reports the Node object, which decides whether load balancers choose this node.
+    pub(super) fn report_node(&self) {
+        let being_deleted = self.model.snapshot().node.being_deleted;
+        self.outputs.health.set_node(match (being_deleted, self.node_wait.is_unknown) {
+            (true, _) => NodeObject::Deleting,
+            (false, true) => NodeObject::Missing,
+            (false, false) => NodeObject::Present,
         });
     }
 

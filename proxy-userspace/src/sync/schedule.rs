@@ -36,8 +36,8 @@ pub(super) struct Schedule {
     drift_suspected: bool,
     failures: u32,
     retry_at: Option<Instant>,
-    /// When a new change may be tried after a failure. This is before the retry: one Service that
-    /// cannot be programmed must not delay the others.
+    /// When a new change may be tried after a failure. This is before most retries: one Service
+    /// that cannot be programmed must not delay the others.
     retry_new_at: Option<Instant>,
     /// A part failed and the kernel has everything else. Changes to the rest are made as usual, and
     /// the retry is a full sync beside them.
@@ -98,7 +98,7 @@ impl Schedule {
 
     /// When to check again if nothing else happens.
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        if self.retry_at.is_some() && self.partial.is_none() {
+        if self.fails_as_a_whole() {
             let new = self.retry_new_at.filter(|_| self.queued);
             return self.retry_at.into_iter().chain(new).min();
         }
@@ -164,13 +164,19 @@ impl Schedule {
         self.partial.is_some()
     }
 
-    /// Records a sync that failed. Returns the time to the next full sync.
-    pub(super) fn failed(&mut self, started: Instant) -> Duration {
+    /// Returns true while the whole dataplane fails: what the kernel has is not known.
+    pub(super) fn fails_as_a_whole(&self) -> bool {
+        self.retry_at.is_some() && self.partial.is_none()
+    }
+
+    /// Records a sync that failed. Returns the time to the next full sync. Pauses begin at the end
+    /// of the sync, which may take seconds.
+    pub(super) fn failed(&mut self, ended: Instant) -> Duration {
         self.partial = None;
         self.queued = false;
         let pause = self.next_pause(MAX_RETRY);
-        self.retry_at = Some(started + pause);
-        self.retry_new_at = Some(started + FIRST_RETRY);
+        self.retry_at = Some(ended + pause);
+        self.retry_new_at = Some(ended + FIRST_RETRY.max(self.periods.min_sync_period));
         pause
     }
 
@@ -279,6 +285,7 @@ mod tests {
     fn a_change_after_a_failure_does_not_wait_for_the_retry() {
         let start = Instant::now();
         let mut schedule = schedule();
+        schedule.periods.min_sync_period = Duration::ZERO;
         for _ in 0..10 {
             schedule.queue();
             schedule.failed(start);
@@ -288,6 +295,19 @@ mod tests {
         assert_eq!(schedule.due(start), None, "the rate is limited");
         assert_eq!(schedule.wake_at(), Some(start + FIRST_RETRY));
         assert_eq!(schedule.due(start + FIRST_RETRY), Some(SyncExtent::Full));
+    }
+
+    #[test]
+    fn changes_after_a_failure_do_not_come_faster_than_the_least_period() {
+        let ended = Instant::now();
+        let mut schedule = schedule();
+        for _ in 0..10 {
+            schedule.failed(ended);
+        }
+        schedule.queue();
+        assert_eq!(schedule.due(ended + FIRST_RETRY), None);
+        assert_eq!(schedule.wake_at(), Some(ended + SECOND));
+        assert_eq!(schedule.due(ended + SECOND), Some(SyncExtent::Full));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record::{TracedEvent, TracedPacket, TracedVerdict};
 
-/// What to trace. Nothing is filtered by what is `None`.
+/// What to trace. A field that is `None` does not filter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceFilter {
     /// Services of this namespace.

@@ -2,7 +2,8 @@
 //!
 //! A packet is seen before translation, and again behind all rules. Its destination says then
 //! whether it was translated. If a rule dropped or rejected it in between, the kernel reports the
-//! rule. What is dropped by legacy iptables is reported by nobody: it is just not seen again.
+//! rule. The kernel reports nothing about a packet that legacy iptables drops. shunt concludes that
+//! it was dropped, because it does not see the packet again.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

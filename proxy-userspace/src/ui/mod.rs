@@ -27,15 +27,28 @@ use self::{
     service::Question,
     services::SearchForm,
 };
-use crate::{inspect::NodeInspector, node::NodeEvents};
+use crate::{
+    inspect::{NodeInspector, PodFinder},
+    model::NamespacedName,
+    node::NodeEvents,
+};
 
 /// What the pages show.
 #[derive(Clone, Debug)]
 pub struct Pages {
-    /// Reads the node.
-    pub node: NodeInspector,
-    /// The events that shunt reported.
-    pub events: NodeEvents,
+    node: NodeInspector,
+    events: NodeEvents,
+}
+
+impl Pages {
+    /// Returns the pages of a node, with the events that shunt reported. Whoever reaches the pages
+    /// must not use shunt's right to read pods, so that they find only pods that are endpoints.
+    pub fn new(node: NodeInspector, events: NodeEvents) -> Self {
+        let pods = PodFinder::new(|_| async {
+            Err("the pages do not ask the API server for pods; name the pod by its address, or use shunt explain".to_owned())
+        });
+        Self { node: NodeInspector { pods, ..node }, events }
+    }
 }
 
 /// Returns the pages. They answer GET and HEAD.
@@ -71,7 +84,7 @@ async fn service_page(
 ) -> Response {
     let details = match node.service(&namespace, &name).await {
         Ok(Some(details)) => details,
-        Ok(None) => return missing(&format!("No Service {namespace}/{name} has addresses on this node.")),
+        Ok(None) => return missing(&no_service(&node, &namespace, &name).await),
         Err(error) => return unavailable(Section::Service, error),
     };
     let explained = match question.request() {
@@ -81,6 +94,15 @@ async fn service_page(
     };
     let explained = explained.as_ref().map(|explained| explained.as_ref().map_err(String::as_str));
     answer(Section::Service, &service::page(&namespace, &name, &details, &question, explained))
+}
+
+/// Says why a Service has no page.
+async fn no_service(node: &NodeInspector, namespace: &str, name: &str) -> String {
+    let why = match NamespacedName::parse(namespace, name) {
+        Ok(service) => node.unserved(&service).await.map(|why| format!(" Reason: {why}.")),
+        Err(_) => None,
+    };
+    format!("No Service {namespace}/{name} has addresses on this node.{}", why.unwrap_or_default())
 }
 
 async fn maps_page(State(Pages { node, .. }): State<Pages>) -> Response {

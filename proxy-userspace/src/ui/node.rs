@@ -9,9 +9,6 @@ use crate::{
     sync::NoAnswer,
 };
 
-/// How many service ports that are left out are shown.
-const MOST_LEFT_OUT: usize = 100;
-
 /// Returns the content. `details` are an error while the sync loop does not answer.
 pub(super) fn page(report: &NodeReport, details: Result<&NodeDetails, &NoAnswer>) -> Markup {
     let configuration_refused: Vec<String> = report.configuration_refused.iter().cloned().collect();
@@ -21,7 +18,7 @@ pub(super) fn page(report: &NodeReport, details: Result<&NodeDetails, &NoAnswer>
         ("Not up to date", &report.watch_errors),
         ("Refused configuration", &configuration_refused),
         ("Unreadable manifest", &report.unreadable_manifests),
-        ("Link that is not served", &report.left_out_links),
+        ("Link without programs", &report.left_out_links),
         ("Another program runs first", &report.displaced_links),
     ];
     html! {
@@ -31,8 +28,8 @@ pub(super) fn page(report: &NodeReport, details: Result<&NodeDetails, &NoAnswer>
         }
         (state(report, details.ok()))
         @match details {
-            Ok(NodeDetails { links, left_out, .. }) => {
-                (left_out_ports(left_out))
+            Ok(NodeDetails { links, left_out, left_out_count, .. }) => {
+                (left_out_ports(left_out, *left_out_count))
                 (table("Links", &["Name", "Index", "Header", "Path"], &html! { @for link in links { (link_row(link)) } }))
             }
             Err(error) => p.trouble role="status" { (error) "." }
@@ -70,9 +67,9 @@ fn state(report: &NodeReport, details: Option<&NodeDetails>) -> Markup {
     }
 }
 
-fn left_out_ports(left_out: &[LeftOutRow]) -> Markup {
+fn left_out_ports(left_out: &[LeftOutRow], count: usize) -> Markup {
     let rows = html! {
-        @for LeftOutRow { port, reason, message } in left_out.iter().take(MOST_LEFT_OUT) {
+        @for LeftOutRow { port, reason, message } in left_out {
             tr {
                 td { a href=(format!("services/{}/{}", port.namespace, port.name)) { (port.namespace) "/" (port.name) } }
                 td { (port.port_name) } td { (port.protocol) } td { (port.family) } td { (reason) } td { (message) }
@@ -81,7 +78,7 @@ fn left_out_ports(left_out: &[LeftOutRow]) -> Markup {
     };
     html! {
         @if !left_out.is_empty() {
-            p.trouble role="status" { (left_out.len()) " service ports are left out." }
+            p.trouble role="status" { (count) " service ports are left out." }
             (table("Service ports that are left out", &["Service", "Port", "Protocol", "Family", "Reason", "Error"], &rows))
         }
     }

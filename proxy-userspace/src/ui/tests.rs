@@ -9,7 +9,7 @@ use tower::ServiceExt as _;
 use super::{services::SearchForm, *};
 use crate::{
     health::{NodeReport, ReportedMap},
-    inspect::{FoundServices, LeftOutRow, NamedPort, NodeDetails, ServiceDetails, ServiceRow},
+    inspect::{FoundServices, LeftOutRow, NamedPort, NodeDetails, PodFinder, ServiceDetails, ServiceRow},
     sync::NoAnswer,
 };
 
@@ -18,7 +18,7 @@ const ESCAPED: &str = "&lt;script&gt;alert(1)&lt;/script&gt;";
 
 /// The pages of a process whose sync loop does not run.
 fn pages() -> Pages {
-    Pages { node: NodeInspector::without_loop(), events: NodeEvents::default() }
+    Pages::new(NodeInspector::without_loop(), NodeEvents::default())
 }
 
 async fn ask(pages: Pages, method: &str, path: &str, host: &str) -> (StatusCode, HeaderMap, String) {
@@ -119,6 +119,16 @@ async fn a_page_that_is_not_there_is_missing() {
     assert_eq!(get("/ui/nothing").await.0, StatusCode::NOT_FOUND);
     assert_eq!(get("/ui/services/only-a-namespace").await.0, StatusCode::NOT_FOUND);
     assert_eq!(get("/ui").await.0, StatusCode::PERMANENT_REDIRECT);
+}
+
+#[tokio::test]
+async fn pages_do_not_use_the_right_to_read_pods() {
+    let pods = PodFinder::new(|_| async { panic!("the API server is asked") });
+    let node = NodeInspector { pods, ..NodeInspector::without_loop() };
+    let Pages { node, .. } = Pages::new(node, NodeEvents::default());
+    let name = NamespacedName::parse("kube-system", "dns-0").expect("valid");
+    let error = node.pods.find(name).await.expect_err("refused");
+    assert!(error.contains("shunt explain"), "{error}");
 }
 
 #[tokio::test]

@@ -3,8 +3,9 @@
 //!
 //! Both send the same [`WatchEvent`](crate::model::WatchEvent)s on a bounded channel: first the
 //! list of each of the three kinds, a long one in parts, then changes. ServiceCIDRs, which not all
-//! clusters have, may come at any time. No source removes objects because of an error: the last
-//! known state stays.
+//! clusters have, may come at any time. No source removes objects because it cannot read them: the
+//! last known state stays. There is one exception: an object from the API that cannot be decoded
+//! keeps its last state during a watch, but the next list replaces all objects and lacks it.
 #![forbid(unsafe_code)]
 
 mod api;
@@ -21,7 +22,7 @@ pub use self::{
 };
 pub use self::{
     api::{
-        ApiRequest, ApiSource, CredentialError, OnApiRequest, PodError, PodReader, ProxyUrlError, Timing,
+        ApiRequest, ApiSource, CredentialError, ObjectReader, OnApiRequest, PodError, ProxyUrlError, Timing,
         announce_dsr, ignore_api_requests, kube_client, record_events,
     },
     manifests::{ManifestSource, find_pod},

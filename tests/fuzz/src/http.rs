@@ -8,7 +8,7 @@ use proxy_userspace::{
         Debugging, Introspection, ProxyHealth, Status, answer_bytes, healthz_routes, introspection_routes,
         metrics_routes,
     },
-    inspect::{NodeInspector, PodFinder},
+    inspect::{NodeInspector, PodFinder, ServiceFinder},
     metrics::Metrics,
     node::NodeEvents,
     sync::Inspector,
@@ -61,6 +61,7 @@ fn pages(metrics: &Metrics, status: &Status, health: &ProxyHealth) -> Router {
         health: health.clone(),
         pin_directory: PathBuf::new(),
         pods: PodFinder::new(|_| async { Err("no API server".to_owned()) }),
+        services: ServiceFinder::new(|_| async { None }),
     };
-    ui::routes(Pages { node, events: NodeEvents::default() })
+    ui::routes(Pages::new(node, NodeEvents::default()))
 }

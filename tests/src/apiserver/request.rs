@@ -65,6 +65,13 @@ impl Query {
         self.0.get(key).map(String::as_str)
     }
 
+    /// Returns the query that selects only objects of a namespace, in addition.
+    pub(super) fn in_namespace(mut self, namespace: &str) -> Self {
+        let fields = self.0.entry("fieldSelector".to_owned()).or_default();
+        *fields = format!("{fields},metadata.namespace={namespace}");
+        self
+    }
+
     pub(super) fn is(&self, key: &str) -> bool {
         matches!(self.get(key), Some("true" | "1"))
     }

@@ -35,9 +35,20 @@ pub(super) fn serve(listener: TcpListener, shared: Arc<Shared>) -> JoinHandle<()
                            uri: Uri,
                            headers: HeaderMap,
                            QueryParameters(query)| async move {
-            answer(&shared, resource, Request::new(resource, &uri, &headers, Query(query))).await
+            answer_to(&shared, resource, Request::new(resource, &uri, &headers, Query(query))).await
         };
         router = router.route(&resource.path(), get(answer));
+        let of_namespace = move |State(shared): State<Arc<Shared>>,
+                                 Path(namespace): Path<String>,
+                                 uri: Uri,
+                                 headers: HeaderMap,
+                                 QueryParameters(query)| async move {
+            let query = Query(query).in_namespace(&namespace);
+            answer_to(&shared, resource, Request::new(resource, &uri, &headers, query)).await
+        };
+        if let Some(path) = resource.namespace_path() {
+            router = router.route(&path, get(of_namespace));
+        }
         let object = move |State(shared): State<Arc<Shared>>,
                            Path(names): Path<Vec<(String, String)>>,
                            headers: HeaderMap| {
@@ -97,7 +108,7 @@ fn object(shared: &Shared, resource: &Resource, names: &[(String, String)], enco
     }
 }
 
-async fn answer(shared: &Arc<Shared>, resource: &'static Resource, request: Request) -> Response {
+async fn answer_to(shared: &Arc<Shared>, resource: &'static Resource, request: Request) -> Response {
     lock(&shared.requests).push(request.clone());
     let encoding = request.encoding();
     if !shared.accepts_token(&request) {

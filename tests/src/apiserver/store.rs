@@ -61,11 +61,16 @@ impl Resource {
         format!("/{root}/{}/{}", self.api_version(), self.plural)
     }
 
+    /// The path of the objects of a namespace, with a placeholder for it. `None` if they have none.
+    pub(super) fn namespace_path(&self) -> Option<String> {
+        let root = if self.group.is_empty() { "api" } else { "apis" };
+        let path = || format!("/{root}/{}/namespaces/{{namespace}}/{}", self.api_version(), self.plural);
+        self.namespaced.then(path)
+    }
+
     /// The path of one object, with placeholders for its namespace and its name.
     pub(super) fn object_path(&self) -> String {
-        let root = if self.group.is_empty() { "api" } else { "apis" };
-        let namespace = if self.namespaced { "namespaces/{namespace}/" } else { "" };
-        format!("/{root}/{}/{namespace}{}/{{name}}", self.api_version(), self.plural)
+        format!("{}/{{name}}", self.namespace_path().unwrap_or_else(|| self.path()))
     }
 
     fn of(object: &Value) -> Result<&'static Self> {

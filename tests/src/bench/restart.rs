@@ -8,7 +8,6 @@ use serde::Serialize;
 use super::{ratio::quantile, rollout::cpu_time};
 use crate::{
     agent::protocol::GetRequest,
-    deadline::Stopwatch,
     runner::Proxy,
     world::{Host, World},
 };
@@ -25,7 +24,7 @@ const SYNC_SECONDS: &str = "kubeproxy_sync_full_proxy_rules_duration_seconds_sum
 pub(super) struct Restart {
     pub(super) services: usize,
     pub(super) restarts: usize,
-    /// The median of milliseconds from the start of the process until /healthz returns 200. It
+    /// The median of milliseconds from the start of the program until /healthz returns 200. It
     /// includes the time of the API server for its lists.
     pub(super) median_ms: f64,
     pub(super) max_ms: f64,
@@ -49,9 +48,7 @@ pub(super) fn measure(
     for _ in 0..restarts {
         thread::sleep(RUN_FOR);
         proxy.stop()?;
-        let began = Stopwatch::start();
-        proxy.start(world)?;
-        took.push(began.elapsed().as_secs_f64() * 1e3);
+        took.push(proxy.start_measured(world)?.as_secs_f64() * 1e3);
         cpu.push(cpu_time(proxy.process_id().context("the proxy does not run")?)? * 1e3);
     }
     let sync_ms = sync_seconds(world)? * 1e3;

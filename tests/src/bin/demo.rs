@@ -32,7 +32,7 @@ const NEW_ENDPOINT: Host = Host::A3;
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of endpoints of the Service with the new one.
 const ENDPOINTS_AFTERWARDS: u32 = 3;
-const BPFTOOL_TIMEOUT: Duration = Duration::from_secs(5);
+const BPFTOOL_TIMEOUT: Duration = Duration::from_secs(30);
 const INSTALL_BPFTOOL: &str = "; on Debian and Ubuntu install it with: apt-get install bpftool";
 /// The number of lines to show of a dump.
 const DUMP_LINES: usize = 60;
@@ -148,7 +148,10 @@ impl Demo {
         let services = open_services(&self.world.pin_directory())?;
         copy(later, &self.manifests)?;
         let took = wait_for_map_change(&services, ENDPOINTS_AFTERWARDS)?;
-        println!("  web-2.yaml was added: the services map has {NEW_ENDPOINT} {} later.", milliseconds(took));
+        println!(
+            "  web-2.yaml was added: the map `endpoints` has {NEW_ENDPOINT} {} later.",
+            milliseconds(took)
+        );
         for line in self.proxy.log().lines().skip(logged).filter(|line| line.contains("programmed")) {
             println!("  shunt logs: {line}");
         }

@@ -21,13 +21,14 @@ pub use self::flow::{Action, Expectation, ExpectedAnswers, ExpectedPage, Flow, P
 use crate::world::{CgroupSubtree, Host};
 
 /// The tags that `requires` may contain.
-pub const TAGS: [&str; 12] = [
+pub const TAGS: [&str; 13] = [
     "bonds",
     "bridged-pods",
     "flows-of-its-own",
     "forward-of-legacy",
     "forward-of-nft",
     "ipv6",
+    "libxdp",
     "localhost-nodeports",
     "nodeports-on-all-addresses",
     "sctp",

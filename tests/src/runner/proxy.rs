@@ -14,13 +14,13 @@ use serde_yaml_ng::Mapping;
 use super::{config::compose, objects::ObjectSource};
 use crate::{
     agent::protocol::GetRequest,
-    deadline::{Deadline, scaled},
+    deadline::{Deadline, Stopwatch, scaled},
     process::{ChildProcess, describe_status},
     world::{Host, World},
 };
 
 const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
-const HEALTH_TIMEOUT: Duration = Duration::from_secs(30);
+const HEALTH_TIMEOUT: Duration = Duration::from_mins(1);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// A proxy that restores the chains of 10,000 Services with iptables may finish that first.
 const STOP_TIMEOUT: Duration = Duration::from_mins(1);
@@ -110,13 +110,21 @@ impl Proxy {
     /// Starts the proxy and waits until /healthz answers 200, which means that the first full sync
     /// is in the kernel.
     pub fn start(&mut self, world: &mut World) -> Result<()> {
+        self.start_measured(world).map(drop)
+    }
+
+    /// Like [`Self::start`]. Returns how long it took from the start of the program.
+    pub fn start_measured(&mut self, world: &mut World) -> Result<Duration> {
         self.spawn(world)?;
+        let began = Stopwatch::start();
         let get = GetRequest { url: HEALTHZ.to_owned(), timeout: scaled(REQUEST_TIMEOUT) };
         let mut last = "no answer".to_owned();
         let healthy =
             Deadline::after(HEALTH_TIMEOUT).try_poll(|| self.check_health(world, &get, &mut last))?;
-        healthy
-            .with_context(|| format!("the proxy is not healthy after {HEALTH_TIMEOUT:?}: {HEALTHZ}: {last}"))
+        healthy.with_context(|| {
+            format!("the proxy is not healthy after {HEALTH_TIMEOUT:?}: {HEALTHZ}: {last}")
+        })?;
+        Ok(began.elapsed())
     }
 
     /// Stops the proxy with SIGTERM. What it programmed stays.

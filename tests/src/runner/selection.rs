@@ -78,6 +78,14 @@ const KERNEL_FEATURES: &[(&str, &str)] = &[
         "ip link add probe type ifb && tc qdisc add dev probe root tbf rate 1mbit burst 4kb latency 9ms \
          && ip link delete probe",
     ),
+    // Without the right to load extension programs, libxdp attaches programs without a dispatcher.
+    (
+        "libxdp",
+        "export LIBXDP_BPFFS=${PINS%/*}; ip link add probe type veth; \
+         trap 'xdp-loader unload -a probe; ip link delete probe' EXIT; \
+         xdp-loader load -m skb probe $(ls /usr/lib/*/bpf/xdpfilt_alw_all.o /usr/lib*/bpf/xdpfilt_alw_all.o | head -n 1); \
+         xdp-loader status probe | grep xdp_dispatcher",
+    ),
     (
         "ipsec",
         "ip xfrm state add src 192.0.2.1 dst 192.0.2.2 proto esp spi 0x100 mode transport \

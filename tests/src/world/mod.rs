@@ -48,7 +48,7 @@ use crate::{
 const LINK: &str = "eth0";
 const BRIDGE: &str = "br0";
 /// The time limit of a command of [`World::run`].
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Held for reading while namespaces or processes are created, and for writing by the thread that
 /// removes everything on a signal.

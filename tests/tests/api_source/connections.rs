@@ -8,12 +8,12 @@ use proxy_userspace::{
     net::ProxyVariables,
     watch::{ApiSource, Timing, ignore_api_requests, kube_client},
 };
-use shunt_tests::apiserver::{ApiServer, Fault, Verb};
+use shunt_tests::apiserver::{ApiServer, Fault, Interruption, Verb};
 use tempfile::NamedTempFile;
 use tokio::time::Instant;
 
 use super::{
-    scene::{DEADLINE, Scene, many_services, objects, patient, server_with, service},
+    scene::{DEADLINE, Scene, many_services, objects, patient, quick, server_with, service},
     tls_server::{CERTIFICATE, TlsServer},
 };
 
@@ -62,6 +62,40 @@ async fn all_watches_share_one_connection() -> Result<()> {
     scene.port("web", 81).await?;
     assert_eq!(tls.connections(), 2);
     assert_eq!(scene.requests("services", Verb::WatchList).len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_connection_that_hangs_gets_no_more_requests() -> Result<()> {
+    // A connection is set up in less time, even on a machine with much other load.
+    let hanging = Timing { idle: DEADLINE, response: Duration::from_secs(3), ..quick() };
+    for (fault, connections, timing) in [
+        (Fault::Hang, 2, hanging),
+        (Fault::HangAfterHead, 2, hanging),
+        (Fault::Unavailable, 2, patient()),
+        (Fault::InternalError, 1, patient()),
+    ] {
+        let server = server_with(&objects()).await?;
+        server.inject_fault(Some("services"), Some(Verb::WatchList), fault, 1);
+        let tls = TlsServer::start(server.address(), &["h2"]).await?;
+        let mut scene = watching(server, &[tls.url()], "token: t", timing).await?;
+        scene.synced().await?;
+        assert_eq!(tls.connections(), connections, "{fault:?}");
+        assert_eq!(scene.requests("nodes", Verb::WatchList).len(), 1, "its other responses go on");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_silent_watch_is_continued_on_another_connection() -> Result<()> {
+    let server = server_with(&objects()).await?;
+    let tls = TlsServer::start(server.address(), &["h2"]).await?;
+    let mut scene = watching(server, &[tls.url()], "token: t", quick()).await?;
+    scene.synced().await?;
+    scene.server.interrupt(Interruption::Stall);
+    scene.server.put(service("web", 81))?;
+    scene.port("web", 81).await?;
+    assert!(tls.connections() > 1);
     Ok(())
 }
 

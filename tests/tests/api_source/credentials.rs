@@ -6,9 +6,9 @@ use anyhow::{Context as _, Result};
 use proxy_userspace::{
     model::NamespacedName,
     net::ProxyVariables,
-    watch::{ApiSource, KindStatus, PodReader, Timing, ignore_api_requests, kube_client},
+    watch::{ApiSource, KindStatus, ObjectReader, Timing, ignore_api_requests, kube_client},
 };
-use shunt_tests::apiserver::Verb;
+use shunt_tests::apiserver::{Fault, Verb};
 use tempfile::TempDir;
 
 use super::{
@@ -73,6 +73,24 @@ async fn a_new_connection_has_the_client_certificate_of_the_moment() -> Result<(
     scene.server.put(service("web", 82))?;
     scene.port("web", 82).await?;
     assert_eq!(tls.clients()?, [Some(0), Some(1), Some(1)]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_rejected_client_certificate_is_read_from_its_files_again() -> Result<()> {
+    let directory = TempDir::new()?;
+    write_identity(directory.path(), CLIENTS[0])?;
+    let server = server_with(&objects()).await?;
+    let tls = TlsServer::start(server.address(), &["h2"]).await?;
+    let path = directory.path().display();
+    let user = format!("client-certificate: {path}/tls.crt, client-key: {path}/tls.key");
+    let mut scene = watching(server, &[tls.url()], &user, patient()).await?;
+    scene.synced().await?;
+    write_identity(directory.path(), CLIENTS[1])?;
+    scene.server.inject_fault(Some("services"), Some(Verb::Watch), Fault::Unauthorized, 1);
+    scene.watch_again(1).await?;
+    scene.requested("services", Verb::Watch, 2).await?;
+    assert_eq!(tls.clients()?, [Some(0), Some(1)]);
     Ok(())
 }
 
@@ -223,9 +241,9 @@ async fn watches_with_a_replaced_certificate_continue_at_once_on_a_new_connectio
         let before = scene.status(|status| status.nodes.connected_since.is_some()).await?;
         write_plugin_identity(directory.path(), CLIENTS[1], "2901-01-01T00:00:00Z")?;
         // Only this request makes the plugin run.
-        let pods = PodReader::default();
-        pods.set_client(&client);
-        pods.read(NamespacedName::new("default", "web-0")).await.expect_err("the server has no pods");
+        let reader = ObjectReader::default();
+        reader.set_client(&client);
+        reader.read_pod(NamespacedName::new("default", "web-0")).await.expect_err("the server has no pods");
         for kind in ["nodes", "services", "endpointslices"] {
             scene.requested(kind, Verb::Watch, 1).await.context(protocol)?;
         }

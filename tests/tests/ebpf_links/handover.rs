@@ -100,6 +100,19 @@ fn connection_whose_entry_for_replies_was_evicted_is_handed_over() {
     assert!(state_of(&bench, &of_client).is_some_and(|state| state & flow_state::PASS != 0));
 }
 
+/// Conntrack has it in `TIME_WAIT`. The last segments of both sides may still come.
+#[test]
+fn connection_that_both_sides_have_just_closed_is_handed_over() {
+    let mut bench = Bench::new(LinkAttachment::Probe);
+    bench.sync();
+    let open = flow_state::REPLIED | flow_state::ASSURED;
+    let closed = open | flow_state::CLIENT_CLOSED | flow_state::ENDPOINT_CLOSED;
+    let [of_client, _] = put_flow(&bench, Protocol::Tcp, "192.0.2.1:40001", Duration::ZERO, closed);
+    let counts = Ebpf::hand_over(&bench.settings.pin_dir).expect("handed over");
+    assert_eq!((counts.connections, counts.lost), (1, 0));
+    assert!(state_of(&bench, &of_client).is_some_and(|state| state & flow_state::PASS != 0));
+}
+
 /// An upgrade may change the mode too. The map `node` of an older version has another size.
 #[test]
 fn flows_of_programs_with_a_smaller_node_map_are_handed_over() {

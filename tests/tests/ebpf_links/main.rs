@@ -5,6 +5,7 @@ mod bench;
 mod beside;
 mod calls;
 mod daemon;
+mod dispatcher;
 mod handover;
 mod look;
 mod maglev_tables;

@@ -179,10 +179,13 @@ impl Bench {
         self.loaded().iter().map(ProgramInfo::id).collect()
     }
 
+    /// Returns the programs that use one of the pinned maps.
     fn loaded(&self) -> Vec<ProgramInfo> {
-        let services = MapInfo::from_pin(self.settings.pin_dir.join("services")).expect("pinned").id();
+        let pins = fs::read_dir(&self.settings.pin_dir).expect("a pin directory").flatten();
+        let maps: Vec<u32> = pins.filter_map(|pin| Some(MapInfo::from_pin(pin.path()).ok()?.id())).collect();
         let uses = |program: &ProgramInfo| {
-            program.map_ids().ok().flatten().is_some_and(|maps| maps.contains(&services))
+            let used = program.map_ids().ok().flatten().unwrap_or_default();
+            used.iter().any(|map| maps.contains(map))
         };
         loaded_programs().filter_map(Result::ok).filter(uses).collect()
     }

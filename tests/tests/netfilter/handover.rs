@@ -48,11 +48,25 @@ fn led_to(endpoint: &str, is_assured: bool) -> Connection {
 }
 
 fn led(vip: &str, endpoint: &str, is_assured: bool) -> Connection {
+    connection(Protocol::Udp, vip, endpoint, is_assured, false)
+}
+
+/// Returns a TCP connection of the client to the VIP. Conntrack has a closed one in `TIME_WAIT`.
+fn tcp(endpoint: &str, is_closed: bool) -> Connection {
+    connection(Protocol::Tcp, VIP, endpoint, true, is_closed)
+}
+
+fn connection(
+    protocol: Protocol,
+    vip: &str,
+    endpoint: &str,
+    is_assured: bool,
+    is_closed: bool,
+) -> Connection {
     let (original, untranslated) = (pair(CLIENT, endpoint), pair(CLIENT, vip));
-    let tracked =
-        TrackedConnection { protocol: Protocol::Udp, original, reply: original.swapped(), is_dnat: false };
+    let tracked = TrackedConnection { protocol, original, reply: original.swapped(), is_dnat: false };
     let expires_after = Duration::from_mins(10);
-    Connection::untracked(tracked, untranslated, original.swapped(), expires_after, is_assured, false)
+    Connection::untracked(tracked, untranslated, original.swapped(), expires_after, is_assured, is_closed)
 }
 
 fn hand_over(node: &Node, connection: &Connection) -> (HandoverCounts, usize) {
@@ -62,16 +76,16 @@ fn hand_over(node: &Node, connection: &Connection) -> (HandoverCounts, usize) {
     (counts, all.restored)
 }
 
-fn entries(node: &Node) -> Vec<Connection> {
+fn entries(node: &Node, protocol: Protocol) -> Vec<Connection> {
     let mut found = Vec::new();
     let each = &mut |connection: &Connection| found.push(connection.clone());
-    node.within(|| conntrack::for_each_connection(FAMILY, Protocol::Udp, each));
+    node.within(|| conntrack::for_each_connection(FAMILY, protocol, each));
     found
 }
 
 /// Returns the endpoints to which conntrack leads the client.
 fn endpoints(node: &Node) -> Vec<String> {
-    entries(node).iter().map(|entry| entry.tracked.reply.source.to_string()).collect()
+    entries(node, Protocol::Udp).iter().map(|entry| entry.tracked.reply.source.to_string()).collect()
 }
 
 fn counts(connections: usize, lost: usize) -> HandoverCounts {
@@ -124,4 +138,38 @@ fn entry_that_replaced_the_one_that_was_read_stays() {
     let mut left = endpoints(&node);
     left.sort();
     assert_eq!(left, ["10.1.0.1:8080", "10.1.0.9:8080"]);
+}
+
+/// Returns the endpoints to which conntrack leads the client's TCP connections, and whether these
+/// are over.
+fn connections(node: &Node) -> Vec<(String, bool)> {
+    let entries = entries(node, Protocol::Tcp);
+    entries.iter().map(|entry| (entry.tracked.reply.source.to_string(), entry.is_over())).collect()
+}
+
+/// The client used its port again.
+#[test]
+fn an_entry_in_time_wait_does_not_keep_a_connection_from_its_handover() {
+    let node = node();
+    assert_eq!(hand_over(&node, &tcp("10.1.0.1:8080", true)), (counts(1, 0), 0));
+    assert_eq!(connections(&node), [("10.1.0.1:8080".to_owned(), true)]);
+    assert_eq!(hand_over(&node, &tcp("10.1.0.2:8080", false)), (counts(1, 0), 0));
+    assert_eq!(connections(&node), [("10.1.0.2:8080".to_owned(), false)]);
+    assert_eq!(hand_over(&node, &tcp("10.1.0.1:8080", true)), (counts(0, 1), 1), "the live one stays");
+    assert_eq!(connections(&node), [("10.1.0.2:8080".to_owned(), false)]);
+}
+
+/// The last segments of both sides may still come.
+#[test]
+fn a_connection_in_time_wait_is_handed_over_as_one_that_is_over() {
+    let node = node();
+    let closed = tcp("10.1.0.1:8080", true);
+    node.within(|| conntrack::track(FAMILY, std::slice::from_ref(&closed)));
+    let to_vip = |_: &TrackedConnection| Some(pair(CLIENT, VIP));
+    let read = node.within(|| conntrack::find_connections(FAMILY, Protocol::Tcp, &mut { to_vip }));
+    assert_eq!(read.len(), 1);
+    assert_eq!(node.within(|| conntrack::replace_entries(FAMILY, &read)), counts(1, 0));
+    assert_eq!(connections(&node), [("10.1.0.1:8080".to_owned(), true)]);
+    let entry = &entries(&node, Protocol::Tcp)[0].tracked;
+    assert!(entry.is_dnat && entry.original == pair(CLIENT, VIP), "{entry:?}");
 }

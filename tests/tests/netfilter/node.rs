@@ -170,8 +170,16 @@ impl Node {
         seen.collect()
     }
 
+    /// Tries again after silence: a machine with much other load may be silent for a moment.
     fn try_one(&mut self, protocol: Protocol, port: u16, family: usize) -> AttemptResult {
-        let timeout = scaled(Duration::from_millis(700));
+        match self.try_once(protocol, port, family, Duration::from_millis(700)) {
+            AttemptResult::Silence => self.try_once(protocol, port, family, Duration::from_secs(3)),
+            result => result,
+        }
+    }
+
+    fn try_once(&mut self, protocol: Protocol, port: u16, family: usize, timeout: Duration) -> AttemptResult {
+        let timeout = scaled(timeout);
         match &self.connect(
             |to| ConnectRequest { timeout, ..ConnectRequest::new(to, protocol, 1) },
             port,

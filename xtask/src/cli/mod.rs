@@ -77,8 +77,8 @@ enum Command {
     /// Check format, lints and documents, run all tests and conformance cases, and the kernel tests
     /// also on 5.10. Needs root.
     Test {
-        /// Run only what most mistakes fail in: format, lints, documents, unit tests, the programs
-        /// with frames, and some cases. Nothing is optimised. For use before each commit.
+        /// Run only the checks that find most mistakes: format, lints, documents, unit tests, the
+        /// programs with frames, and some cases. Nothing is optimised. For use before each commit.
         #[arg(long, conflicts_with = "all_kernels")]
         quick: bool,
         /// Run the kernel tests on all kernels that `cargo xtask vm` knows.
@@ -95,8 +95,8 @@ enum Command {
     /// If COMMAND is a path, the program and its libraries are copied into the guest. A name is
     /// looked up there. The guest has busybox, bash, kmod with all networking modules of the
     /// kernel, ip, tc, ss, nft, iptables and ip6tables (also -nft and -legacy) and ipset. If this
-    /// machine has them, it also has bpftool, conntrack, ethtool, ipvsadm, strace and tcpdump.
-    /// proc, sysfs, devtmpfs, cgroup2, bpffs and tracefs are mounted as usual.
+    /// machine has them, it also has bpftool, conntrack, ethtool, ipvsadm, strace, tcpdump and
+    /// xdp-loader. proc, sysfs, devtmpfs, cgroup2, bpffs and tracefs are mounted as usual.
     ///
     /// A guest for arm64 has the same programs, unpacked from packages of Debian.
     Vm(vm::Vm),
@@ -159,8 +159,8 @@ struct Conformance {
     /// The flag --backstop of the proxy, in mode ebpf: auto, always or never [default: auto].
     #[arg(long)]
     backstop: Option<String>,
-    /// The flag --links-path of the proxy, in mode ebpf: auto, programs or netfilter
-    /// [default: auto].
+    /// The flag --links-path of the proxy, in mode ebpf: auto, programs, direct or
+    /// netfilter [default: auto].
     #[arg(long)]
     links_path: Option<String>,
     /// The flag --links-masquerade of the proxy, in mode ebpf: netfilter or programs
@@ -207,7 +207,7 @@ struct Bench {
     #[arg(long, value_name = "PATH", value_delimiter = ',')]
     path: Vec<String>,
     /// Measure only these ways of traffic from outside: routed, masquerading, direct, whole,
-    /// kernel-nat, nftables, programs.
+    /// kernel-nat, nftables, programs, dsr, dsr-whole, dsr-return.
     #[arg(long, value_name = "WAY", value_delimiter = ',')]
     way: Vec<String>,
     /// Measure the data path only with these workloads: connect-request-close, request-response,

@@ -34,6 +34,8 @@ const CLOSING_TICK: Duration = Duration::from_millis(1);
 /// How long output may stay open after the child ended, because a process that it started still
 /// holds it.
 const DRAIN: Duration = Duration::from_secs(2);
+/// The same, if more output still comes.
+const MAX_DRAIN: Duration = Duration::from_secs(30);
 /// How long a child may clean up after a request to stop.
 const STOP: Duration = Duration::from_secs(10);
 
@@ -285,8 +287,12 @@ impl Run {
         let mut ended: Option<(ExitStatus, Instant)> = None;
         let mut pause = CLOSING_TICK;
         loop {
+            let mut is_silent = true;
             match lines.map(|lines| lines.recv_timeout(TICK)) {
-                Some(Ok((stream, line))) => each(stream, &line),
+                Some(Ok((stream, line))) => {
+                    is_silent = false;
+                    each(stream, &line);
+                }
                 Some(Err(RecvTimeoutError::Disconnected)) => lines = None,
                 Some(Err(RecvTimeoutError::Timeout)) => {}
                 None => {
@@ -297,8 +303,9 @@ impl Run {
             if ended.is_none() {
                 ended = child.try_wait()?.map(|status| (status, now()));
             }
+            // If this thread got no time for a while, lines still wait to be read.
             if let Some((status, at)) = ended
-                && (lines.is_none() || at.elapsed() > DRAIN)
+                && (lines.is_none() || at.elapsed() > if is_silent { DRAIN } else { MAX_DRAIN })
             {
                 return match interrupted() {
                     Some(signal) => bail!("`{self}` was stopped by signal {signal}"),

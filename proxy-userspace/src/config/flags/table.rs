@@ -110,9 +110,9 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     always(EBPF, "backstop", "shunt.backstop", "auto|always|never")
         .help("Keep the rules of the nftables mode (else of the iptables mode) beneath the programs, for what these cannot or must not translate; auto keeps them while something needs them, such as a Service with an SCTP port, or --links-path"),
     always(EBPF, "links-path", "shunt.links.path", "auto|programs|direct|netfilter")
-        .help("What translates packets that come in on links: programs; programs that pass packets of learned flows directly to another link, without the stack (direct); or netfilter (the backstop). auto takes programs if nothing else on the node could notice, and logs what could otherwise; if no rule of others looks at forwarded packets, and --links-masquerade is not netfilter, it takes direct"),
+        .help("What translates packets that come in on links: programs; programs that pass packets of learned flows directly to another link, without the stack (direct); or netfilter (the backstop). auto takes netfilter if a rule, filter or policy of another program depends on netfilter's translation. Otherwise it takes direct, or programs if a rule of others looks at forwarded packets or --links-masquerade is netfilter. The log names the reason"),
     always(EBPF, "links-direct", "shunt.links.direct", "learned|whole")
-        .help("Which packets take the direct path, on a node that has it: those that are as the last ones that went through the stack (learned), or all from the first one on (whole), which no rule of netfilter then sees"),
+        .help("Which packets of a flow take the direct path, on a node that has it: those that match a packet which went through the stack shortly before (learned), or all of them (whole). With whole, no rule of netfilter sees a packet of the flow"),
     always(EBPF, "links-xdp", "shunt.links.xdp", "off|auto|generic|native")
         .help("Forward packets of learned flows to endpoints on other nodes before the stack (XDP), on links that lead out of the node: in the driver, where it says that it can (auto), in the driver of each (native), or in the kernel (generic)"),
     always(EBPF, "links-masquerade", "shunt.links.masquerade", "auto|netfilter|programs")

@@ -10,7 +10,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeSet, error::Error, fmt, sync::Arc};
+use std::{collections::BTreeSet, error::Error, fmt, mem, sync::Arc};
 
 use super::{
     DisplacedLink, FailureScope, Held, HeldReader, KernelCounts, LeftOutPort, MapFill, Mode,
@@ -22,7 +22,9 @@ use super::{
 use crate::{
     causes::with_causes,
     mode::BackstopPolicy,
-    model::{Dirty, LinkPath, LocalTrafficDetector, NodeView, ServicePortKey, Snapshot, SocketScope},
+    model::{
+        Dirty, LinkPath, LocalTrafficDetector, NodeView, ResolvedPort, ServicePortKey, Snapshot, SocketScope,
+    },
 };
 
 /// Why the backstop is in place.
@@ -99,7 +101,7 @@ pub struct BackstopStatus {
 pub enum BackstopError {
     /// It cannot be created, or its rules cannot be written.
     #[error("cannot program the backstop, so what the programs cannot translate is not served")]
-    Failed(#[source] Box<dyn Error + Send + Sync>),
+    Failed(#[source] Arc<dyn Error + Send + Sync>),
     /// Its rules leave out some service ports.
     #[error("the backstop leaves out service ports")]
     LeftOut(#[source] Box<dyn Error + Send + Sync>),
@@ -118,6 +120,7 @@ pub type CreateBackstop =
     Box<dyn FnMut() -> Result<(Mode, Box<dyn Renderer>), Box<dyn Error + Send + Sync>> + Send>;
 
 /// The programs of the ebpf mode, with a backstop if something needs it.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Backstopped {
     programs: Box<dyn Renderer>,
     policy: BackstopPolicy,
@@ -126,6 +129,9 @@ pub struct Backstopped {
     backstop: Option<(Mode, Box<dyn Renderer>)>,
     /// All Services were rendered to the backstop, and it was not removed since.
     is_in_place: bool,
+    /// It was put in place since stale UDP entries of conntrack were looked for. What it did not
+    /// see meanwhile makes entries stale too.
+    is_fresh: bool,
     sctp_ports: SctpPorts,
     /// Service ports with source ranges.
     ranged_ports: BTreeSet<ServicePortKey>,
@@ -140,8 +146,15 @@ pub struct Backstopped {
     links_need: Option<Arc<str>>,
     /// The programs were removed from the links.
     links_are_left: bool,
-    /// The error of the last attempt to program the backstop.
-    failure: Option<String>,
+    /// The last attempt to program the backstop, if it failed.
+    failure: Option<FailedAttempt>,
+}
+
+/// An attempt to program the backstop that failed.
+struct FailedAttempt {
+    error: Arc<dyn Error + Send + Sync>,
+    /// What needed the backstop.
+    needs: Vec<BackstopNeed>,
 }
 
 impl Backstopped {
@@ -153,6 +166,7 @@ impl Backstopped {
             create,
             backstop: None,
             is_in_place: false,
+            is_fresh: false,
             sctp_ports: SctpPorts::default(),
             ranged_ports: BTreeSet::new(),
             pod_ports: BTreeSet::new(),
@@ -170,8 +184,8 @@ impl Backstopped {
         if self.policy == BackstopPolicy::Never {
             return Some(SCTP_NEEDS_RULES.into());
         }
-        let failure = self.failure.as_ref()?;
-        Some(format!("the programs do not translate SCTP, and the backstop does not work: {failure}"))
+        let error = with_causes(&*self.failure.as_ref()?.error);
+        Some(format!("the programs do not translate SCTP, and the backstop does not work: {error}"))
     }
 
     /// Returns what a failure of the backstop concerns. If only SCTP needs it, the service ports
@@ -215,16 +229,19 @@ impl Backstopped {
             self.local_detector = detector.clone();
             self.ranged_ports.clear();
             self.pod_ports.clear();
-            snapshot.ports.keys().for_each(|key| self.update_needs_of(key, snapshot));
+            for (key, port) in &snapshot.ports {
+                self.update_needs_of(key, Some(port), &snapshot.node);
+            }
         } else {
-            dirty.ports.iter().for_each(|key| self.update_needs_of(key, snapshot));
+            for key in &dirty.ports {
+                self.update_needs_of(key, snapshot.ports.get(key).map(Arc::as_ref), &snapshot.node);
+            }
         }
     }
 
-    fn update_needs_of(&mut self, key: &ServicePortKey, snapshot: &Snapshot) {
-        let port = snapshot.ports.get(key);
+    fn update_needs_of(&mut self, key: &ServicePortKey, port: Option<&ResolvedPort>, node: &NodeView) {
         let is_ranged = port.is_some_and(|port| depends_on_source(port, key.family));
-        let is_left = port.is_some_and(|port| leaves_pods_to_links(port, &snapshot.node, key.family));
+        let is_left = port.is_some_and(|port| leaves_pods_to_links(port, node, key.family));
         for (is_member, ports) in [(is_ranged, &mut self.ranged_ports), (is_left, &mut self.pod_ports)] {
             if is_member {
                 ports.insert(key.clone());
@@ -238,7 +255,7 @@ impl Backstopped {
     fn render_backstop(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, BackstopError> {
         let backstop = match &mut self.backstop {
             Some((_, backstop)) => backstop,
-            none => &mut none.insert((self.create)().map_err(BackstopError::Failed)?).1,
+            none => &mut none.insert((self.create)().map_err(|error| BackstopError::Failed(error.into()))?).1,
         };
         let everything = Dirty::everything();
         if !self.is_in_place {
@@ -246,21 +263,43 @@ impl Backstopped {
         }
         let dirty = if self.is_in_place { dirty } else { &everything };
         let rendered = backstop.render(snapshot, dirty);
-        self.is_in_place |= rendered.as_ref().map_or_else(leaves_only_ports_out, |_| true);
+        let is_in_place = rendered.as_ref().map_or_else(leaves_only_ports_out, |_| true);
+        self.is_fresh |= is_in_place && !self.is_in_place;
+        self.is_in_place |= is_in_place;
         rendered.map_err(|error| {
-            let leaves_out = leaves_only_ports_out(&error);
-            (if leaves_out { BackstopError::LeftOut } else { BackstopError::Failed })(error.into())
+            if leaves_only_ports_out(&error) {
+                BackstopError::LeftOut(error.into())
+            } else {
+                BackstopError::Failed(Arc::new(error))
+            }
         })
     }
 
-    /// Renders the backstop if something needs it.
+    /// Renders the backstop if something needs it. While attempts to put it in place fail, others
+    /// get the same error.
     fn render_needed_backstop(&mut self, snapshot: &Snapshot, dirty: &Dirty) -> Result<usize, BackstopError> {
-        let rendered = if self.needs().is_empty() { Ok(0) } else { self.render_backstop(snapshot, dirty) };
+        let needs = self.needs();
+        if let Some(failed) = self.failure.as_ref().filter(|failed| self.waits(failed, &needs, dirty)) {
+            return Err(BackstopError::Failed(Arc::clone(&failed.error)));
+        }
+        let rendered = match (needs.is_empty(), self.is_in_place) {
+            (false, _) => self.render_backstop(snapshot, dirty),
+            // It translates packets until it is removed, which waits while the programs fail.
+            (true, true) => Ok(self.render_backstop(snapshot, dirty).unwrap_or_default()),
+            (true, false) => Ok(0),
+        };
         self.failure = match &rendered {
-            Err(BackstopError::Failed(error)) => Some(with_causes(&**error)),
+            Err(BackstopError::Failed(error)) => Some(FailedAttempt { error: Arc::clone(error), needs }),
             Ok(_) | Err(BackstopError::LeftOut(_)) => None,
         };
         rendered
+    }
+
+    /// Returns true if the backstop waits for the next full sync, because an attempt renders
+    /// everything and may take seconds. Other needs of the node do not wait.
+    fn waits(&self, failed: &FailedAttempt, needs: &[BackstopNeed], dirty: &Dirty) -> bool {
+        let differs = dirty.node && failed.needs != needs;
+        !(self.is_in_place || needs.is_empty() || dirty.all || differs)
     }
 
     /// Renders the programs. They leave the links to netfilter only if the backstop serves there.
@@ -360,6 +399,8 @@ impl Renderer for Backstopped {
         dirty: &Dirty,
     ) -> Result<Vec<StaleUdpDeletion>, RenderError> {
         let mut deletions = self.programs.delete_stale_udp(snapshot, dirty)?;
+        let everything = Dirty::everything();
+        let dirty = if mem::take(&mut self.is_fresh) { &everything } else { dirty };
         if let Some(backstop) = self.in_place() {
             deletions.extend(backstop.delete_stale_udp(snapshot, dirty)?);
         }

@@ -204,6 +204,40 @@ fn of_node() -> Dirty {
     Dirty { node: true, ..Dirty::default() }
 }
 
+#[test]
+fn a_backstop_that_fails_waits_for_the_next_full_sync() {
+    let mut node = Node::new(BackstopPolicy::Always);
+    node.rules.kernel().failures_left = usize::MAX;
+    node.add(&sctp());
+    let first = node.sync(&Dirty::everything()).expect_err("the backstop fails");
+    let calls = node.rules.kernel().calls.clone();
+    let changed = node.add(&tcp());
+    for dirty in [changed, of_node()] {
+        let error = node.sync(&dirty).expect_err("the backstop is missing");
+        assert_eq!((error.scope(), with_causes(&error)), (first.scope(), with_causes(&first)));
+    }
+    assert_eq!(node.rules.kernel().calls, calls, "it is not tried again");
+    assert_eq!(node.programs.kernel().content.ports.len(), 2);
+    node.rules.kernel().failures_left = 0;
+    node.snapshot.node.link_path = netfilter();
+    node.sync(&of_node()).expect("the node needs it for something else");
+    assert_eq!(node.ports_in_rules(), [sctp(), tcp()]);
+}
+
+#[test]
+fn a_backstop_that_waits_for_its_removal_is_kept_up_to_date() {
+    let mut node = Node::new(BackstopPolicy::Auto);
+    node.add(&sctp());
+    node.sync(&Dirty::everything()).expect("renders");
+    let mut dirty = node.remove(&sctp());
+    dirty.ports.extend(node.add(&tcp()).ports);
+    node.programs.kernel().failures_left = 1;
+    node.sync(&dirty).expect_err("the programs fail");
+    assert_eq!(node.ports_in_rules(), [tcp()]);
+    node.sync(&Dirty::everything()).expect("renders");
+    assert_eq!((node.needs(), node.ports_in_rules()), (vec![], vec![]));
+}
+
 fn netfilter() -> LinkPath {
     LinkPath::Netfilter { why: "a rule of others".into() }
 }

@@ -19,7 +19,8 @@ impl Ebpf {
         self.assign_ids(state, mem::take(&mut plan.names));
         let plan = &*plan;
         let mut failures = Failures::without_room(state, plan, &self.maps.sizes);
-        let mut rules = None;
+        // A whole plan contains the rules unless they are right.
+        let mut rules = self.rules_failure.clone().filter(|_| !plan.is_whole);
         self.reserve_prefilter(plan);
         let mut steps = plan.steps.as_slice();
         loop {
@@ -31,12 +32,13 @@ impl Ebpf {
                 self.maglev.complete(state, plan);
             }
             match self.apply_step(&step, state) {
+                Ok(()) if matches!(*step, Step::InstallRules { .. }) => rules = None,
                 Ok(()) => {}
                 // Commands do not run any more, and the steps that follow may need the rules.
                 Err(error) if matches!(*step, Step::InstallRules { .. }) && self.is_shutting_down() => {
-                    return Err(EbpfError::Rules(error));
+                    return Err(EbpfError::Rules(error.into()));
                 }
-                Err(error) if matches!(*step, Step::InstallRules { .. }) => rules = Some(error),
+                Err(error) if matches!(*step, Step::InstallRules { .. }) => rules = Some(error.into()),
                 // The steps that follow need these.
                 Err(error) if matches!(*step, Step::Attach | Step::HandFlowsToConntrack) => {
                     return Err(error.into());
@@ -46,8 +48,9 @@ impl Ebpf {
         }
         self.finish_state_copies();
         if let Err(error) = self.change_marks(state) {
-            rules.get_or_insert(error);
+            rules.get_or_insert(error.into());
         }
+        self.rules_failure.clone_from(&rules);
         self.left_out_ports = failures.left_out_ports(state);
         if let Some(error) = rules {
             return Err(EbpfError::Rules(error));
@@ -115,7 +118,7 @@ impl Ebpf {
                 state.links.extend(attached.map(|attached| (*at, attached)));
                 return Ok(());
             }
-            Step::DetachLink(at) => self.links.detach(&self.pins, *at)?,
+            Step::DetachLink(at, _) => self.links.detach(&self.pins, *at)?,
             Step::LeaveLink(at) => {
                 if tunnel_link::index() == Some(at.index) {
                     // Without its program, the kernel would take packets from anybody.

@@ -1,5 +1,7 @@
 //! Errors of the eBPF dataplane.
 
+use std::sync::Arc;
+
 use crate::kernel::KernelError;
 
 /// An error of the eBPF dataplane.
@@ -10,7 +12,7 @@ pub enum EbpfError {
     Kernel(#[from] KernelError),
     /// The netfilter rules are wrong or missing. All service ports are programmed.
     #[error("cannot install the netfilter rules: {0}")]
-    Rules(#[source] KernelError),
+    Rules(#[source] Arc<KernelError>),
     /// Some service ports or links are not programmed. All others are.
     #[error("cannot program {what}; the first is {first}: {source}")]
     Incomplete {

@@ -8,7 +8,7 @@ use std::{
 
 use proxy_common::layout::{MapSizes, ServiceValue};
 
-use super::{EbpfError, MapEntry, Plan, State, Step, maps, plan::capacity};
+use super::{EbpfError, HookState, LinkHook, MapEntry, Plan, State, Step, maps, plan::capacity};
 use crate::{
     dataplane::{LeftOutPort, LeftOutReason},
     kernel::KernelError,
@@ -48,8 +48,13 @@ impl Failures {
             let held: &ServiceValue = state.service(key).filter(|held| held.service != service)?;
             return Some(Cow::Owned(Step::Remove(MapEntry::Service(*key, *held))));
         }
-        // Packets of a VLAN whose own link has no program stay with that of the link beneath.
-        let waits = matches!(step, Step::Put(MapEntry::Vlan(_))) && !self.links.is_empty();
+        let waits = match step {
+            // Packets of a VLAN whose own link has no program stay with that of the link beneath.
+            Step::Put(MapEntry::Vlan(_)) => !self.links.is_empty(),
+            // Packets of a bond that has no program stay with those of its ports.
+            Step::DetachLink(at, Some(bond)) => !is_attached(LinkHook { index: *bond, ..*at }, state),
+            _ => false,
+        };
         let is_skipped = failed.is_some() || step.link().is_some_and(|index| self.links.contains(&index));
         (!is_skipped && !waits).then_some(Cow::Borrowed(step))
     }
@@ -97,6 +102,11 @@ impl Failures {
     }
 }
 
+/// Returns true if a program of this process is on the hook.
+fn is_attached(at: LinkHook, state: &State) -> bool {
+    matches!(state.links.get(&at), Some(HookState::Current(_) | HookState::Displaced(_)))
+}
+
 const fn reason(error: &KernelError) -> LeftOutReason {
     if matches!(error, KernelError::MapFull { .. }) {
         LeftOutReason::MapFull
@@ -124,7 +134,7 @@ fn describe(step: &Step, state: &State) -> String {
         Step::AttachLink(_, served) => link(&served.name),
         Step::AttachXdp(_, xdp) => format!("the XDP program of link {}", xdp.name),
         Step::DetachXdp(index) => format!("the XDP program of the link of index {index}"),
-        Step::DetachLink(at) | Step::LeaveLink(at) => link(&format_args!("of index {}", at.index)),
+        Step::DetachLink(at, _) | Step::LeaveLink(at) => link(&format_args!("of index {}", at.index)),
         Step::Put(entry) | Step::Remove(entry) => match entry {
             MapEntry::NodeAddress(address) => format!("the node address {address}"),
             MapEntry::MasqueradeAddress(_, address) => {

@@ -14,18 +14,16 @@ mod plan;
 mod program_checker;
 mod rehearsal;
 mod rules;
+mod settings;
 mod sockets;
 mod trace;
+mod tunnel;
 mod upgrade;
 
 #[cfg(test)]
 mod tests;
 
-use std::{
-    num::NonZeroU16,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
 
 pub use proxy_common::layout::MapSizes;
 use proxy_common::{
@@ -49,6 +47,7 @@ use self::{
     },
     sockets::SocketReleaser,
     trace::TraceLogger,
+    tunnel::Tunnel,
     upgrade::{handover, own_netns, state_maps::StateCopies},
 };
 pub use self::{
@@ -62,6 +61,7 @@ pub use self::{
         step::{MapEntry, Step},
     },
     rules::{MASQUERADED_PORTS, Marks, NAMES as RULE_NAMES, Rules},
+    settings::EbpfSettings,
     trace::{TraceRecords, TracingPrograms},
     upgrade::handover::POSSIBLE_PORTS,
 };
@@ -74,112 +74,21 @@ use super::{
     MapFill, lock,
 };
 use crate::{
-    causes::with_causes,
     kernel::{
         KernelError,
-        bpf::{self, LogLevel, Object, PinDir, Recording, tc::Hook},
+        bpf::{self, Object, PinDir, Recording},
         capabilities,
         cgroup::Cgroup,
-        command::Launcher,
         conntrack::HandoverCounts,
         netns::{self, NetnsCookie},
         tunnel_link,
     },
-    model::{Dirty, Framing, ServicePortKey, Snapshot},
+    model::{Dirty, ServicePortKey, Snapshot},
     net::PortRange,
 };
 
 /// The compiled proxy-ebpf. Tests load it too.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/shunt-ebpf"));
-
-/// The settings of the eBPF dataplane.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EbpfSettings {
-    /// Sockets of processes in this cgroup and below are translated. It is the root of cgroup v2,
-    /// except in tests.
-    pub cgroup_root: PathBuf,
-    /// The directory where maps and links are pinned.
-    pub pin_dir: PathBuf,
-    /// The numbers of entries of the maps.
-    pub map_sizes: MapSizes,
-    /// The smallest number of entries of a Maglev table.
-    pub table_size: TableSize,
-    /// How programs are attached to links.
-    pub link_attachment: LinkAttachment,
-    /// The marks that packets get for netfilter.
-    pub marks: Marks,
-    /// Netfilter masquerades packets, not the link programs, until a plan says otherwise.
-    pub netfilter_masquerades: bool,
-    /// Where to find the commands for netfilter rules. `None` leaves netfilter alone.
-    pub netfilter: Option<Launcher>,
-    /// Which trace events the programs write.
-    pub log: LogLevel,
-    /// The UDP port of the tunnel for direct server return. `None` without a tunnel.
-    pub tunnel_port: Option<NonZeroU16>,
-}
-
-/// The tunnel for direct server return.
-#[derive(Debug)]
-struct Tunnel {
-    port: Option<NonZeroU16>,
-    /// Why it could not be prepared the last time.
-    failure: Option<String>,
-}
-
-impl Tunnel {
-    /// Creates the tunnel, or removes that of an earlier process.
-    fn prepare(&mut self) {
-        self.report(self.port.map_or_else(tunnel_link::remove, tunnel_link::create));
-    }
-
-    /// Repairs what others changed.
-    fn repair(&mut self) {
-        if let Some(port) = self.port {
-            self.report(tunnel_link::create(port));
-        }
-    }
-
-    /// Sets the tunnel up if it has its program. Others may have set it down.
-    fn set_up(&mut self, state: &State) {
-        let has_program = tunnel_link::index().is_some_and(|index| {
-            let hook = LinkHook { index, hook: Hook::Ingress };
-            state.links.get(&hook) == Some(&HookState::Current(Framing::Tunnel))
-        });
-        if self.port.is_some() && self.failure.is_none() && has_program {
-            self.report(tunnel_link::set(true));
-        }
-    }
-
-    /// Logs each failure once. Without a tunnel, packets of all Services are masqueraded.
-    fn report(&mut self, result: Result<(), KernelError>) {
-        let failure = result.err().map(|error| with_causes(&error));
-        if let Some(error) = failure.as_ref().filter(|error| self.failure.as_ref() != Some(error)) {
-            tracing::warn!(
-                error,
-                "cannot prepare the tunnel for direct server return: packets to other nodes are masqueraded"
-            );
-        }
-        self.failure = failure;
-    }
-}
-
-impl EbpfSettings {
-    /// Returns the global variables of the programs that depend on settings.
-    fn constants(&self) -> [(&'static str, u32); 2] {
-        let slots = service_slots(self.map_sizes.counted_services);
-        let tunnel_port = self.tunnel_port.map_or(0, NonZeroU16::get);
-        [("SERVICE_SLOTS", slots), ("TUNNEL_PORT", tunnel_port.into())]
-    }
-
-    /// Returns the rules, with those for the marks of an earlier process.
-    fn rules(&self, previous: Option<Marks>) -> Option<Rules> {
-        let rules = Rules::new(self.marks, self.netfilter_masquerades, self.netfilter.clone()?);
-        Some(match previous {
-            Some(previous) => rules.with_previous_marks(previous),
-            None => rules,
-        })
-    }
-}
 
 /// The dataplane: loaded programs and open maps.
 pub struct Ebpf {
@@ -207,6 +116,8 @@ pub struct Ebpf {
     /// Handed out once, to the metrics.
     counters: Option<Counters>,
     rules: Option<Rules>,
+    /// Why the rules are wrong or missing, until an attempt to install them succeeds.
+    rules_failure: Option<Arc<KernelError>>,
     /// Marks that replace those of an earlier process once their rules are installed.
     new_marks: Option<Marks>,
     tunnel: Tunnel,
@@ -230,7 +141,7 @@ impl Ebpf {
         let staged = upgrade::stage(&pins, &specs)?;
         let directory = staged.as_ref().map_or(pins.path(), |staged| &*staged.directory);
         let slots = service_slots(sizes.counted_services);
-        let mut tunnel = Tunnel { port: settings.tunnel_port, failure: None };
+        let mut tunnel = Tunnel::new(settings.tunnel_port);
         tunnel.prepare();
         let recording = Recording::Log(settings.log);
         let mut object = Object::load(OBJECT, &specs, &settings.constants(), recording, directory)?;
@@ -266,6 +177,7 @@ impl Ebpf {
             service_slots,
             counters: Some(counters),
             rules: settings.rules(previous),
+            rules_failure: None,
             new_marks: previous.map(|_| settings.marks),
             tunnel,
             is_staged: staged.is_some(),
@@ -293,10 +205,16 @@ impl Ebpf {
         Ok(handover::hand_over(pin_dir)?)
     }
 
+    /// Returns true if shunt pinned something in a directory. Others may have pins there too.
+    pub fn has_pins(pins: &PinDir) -> bool {
+        pins.holds_any(MAPS.iter().map(|map| map.name))
+            || pins.link_names().is_ok_and(|names| names.iter().any(|name| name.starts_with(LINKS)))
+    }
+
     /// Removes everything that any process pinned in a directory. Loads nothing.
     pub fn cleanup_at(pin_dir: &Path) -> Vec<EbpfError> {
         let removed = match PinDir::existing(pin_dir) {
-            Ok(pins) => remove_everything(pins.as_ref()),
+            Ok(pins) => remove_everything(pin_dir, pins.as_ref()),
             Err(error) => vec![error],
         };
         removed.into_iter().map(EbpfError::from).collect()
@@ -331,9 +249,9 @@ fn translates_requests(program: &str) -> bool {
     program.contains("connect") || program.contains("sendmsg")
 }
 
-fn remove_everything(pins: Option<&PinDir>) -> Vec<KernelError> {
+fn remove_everything(pin_dir: &Path, pins: Option<&PinDir>) -> Vec<KernelError> {
     let mut errors: Vec<KernelError> = tunnel_link::remove().err().into_iter().collect();
-    errors.extend(links::remove_all(pins));
+    errors.extend(links::remove_all(pin_dir, pins));
     let is_map = |name: &str| MAPS.iter().any(|map| map.name == name);
     if let Some(pins) = pins {
         errors.extend(pins.remove_links(|name| name.starts_with(LINKS) && translates_requests(name)).err());
@@ -472,7 +390,7 @@ impl Dataplane for Ebpf {
     }
 
     fn cleanup(&mut self) -> Vec<EbpfError> {
-        let mut errors = remove_everything(Some(&self.pins));
+        let mut errors = remove_everything(self.pins.path(), Some(&self.pins));
         if !errors.is_empty() {
             // Programs that cannot be removed find no Service any more. Flows in the map continue.
             errors.extend(self.maps.remove_all_services().err());

@@ -194,17 +194,35 @@ impl Iptables {
         let owner = rejected_rule.and_then(|rule| plan.owner(rule));
         let mut rejected: Vec<_> = owner.into_iter().collect();
         if rejected.is_empty() && option.is_none() && undeletable.is_none() && failure.is_rejection() {
-            tracing::warn!(
-                family = %plan.family,
-                "iptables-restore named no rule: trying groups of Services to find those whose rules it rejects"
-            );
-            let layout = self.layout(plan.family, commands);
-            let mut restore =
-                |part: &[TableInput]| commands.restore_all(iptables_text::text(part, layout)).is_ok();
-            rejected = isolation::isolate(plan, &mut restore);
+            rejected = self.search_rejected(plan, commands);
         }
         let rejected = rejected.into_iter().map(|(key, port)| (key.clone(), port.clone()));
         self.left_out.entry(plan.family).or_default().extend(rejected);
+    }
+
+    /// Finds the service ports of a rejected plan by trying parts of it. If it is rejected without
+    /// any of them too, the next plan has no rules that count packets: old versions of legacy
+    /// iptables do not say that the kernel lacks the match for these.
+    fn search_rejected<'a>(
+        &mut self,
+        plan: &'a FamilyPlan,
+        commands: &Commands,
+    ) -> Vec<(&'a ServicePortKey, &'a PortState)> {
+        tracing::warn!(
+            family = %plan.family,
+            "iptables-restore named no rule: trying groups of Services to find those whose rules it rejects"
+        );
+        let layout = self.layout(plan.family, commands);
+        let mut restore = |part: &[TableInput]| accepts(commands, plan.family, layout, part);
+        let found = isolation::isolate(plan, &mut restore);
+        if found.has_other_cause && plan.has_counters() {
+            tracing::warn!(
+                option = error::NFACCT,
+                "iptables-restore rejects rules of no Service: rules are written without this option"
+            );
+            self.unsupported_options.push(error::NFACCT);
+        }
+        found.rejected
     }
 
     /// Returns an error while any service port is left out. All other service ports are served.
@@ -238,6 +256,19 @@ impl Iptables {
         }
         Ok(())
     }
+}
+
+/// Returns true if iptables-restore accepts an input, and false if it rejects it.
+fn accepts(
+    commands: &Commands,
+    family: IpFamily,
+    layout: Layout,
+    input: &[TableInput],
+) -> Result<bool, IptablesError> {
+    let text = iptables_text::text(input, layout);
+    let Err(source) = commands.restore_all(text.clone()) else { return Ok(true) };
+    let error = IptablesError::of_restore(family, &text, source);
+    if error.is_rejection() { Ok(false) } else { Err(error) }
 }
 
 fn create_counters() -> bool {

@@ -92,6 +92,12 @@ impl FamilyPlan {
         self.written().find(|port| RuleOwners::of(&[*port]).own(rule))
     }
 
+    /// Returns true if the plan writes rules that count packets.
+    pub(super) fn has_counters(&self) -> bool {
+        let mut written = self.tables.iter().flat_map(|input| &input.filled);
+        written.any(|rules| rules.lines.contains("--nfacct-name"))
+    }
+
     /// Records that all changes were made.
     pub(super) fn record(self, state: &mut FamilyState) {
         for input in &self.tables {
@@ -129,7 +135,7 @@ fn plan_family(family: IpFamily, state: &FamilyState, snapshot: &Snapshot, dirty
     let is_large = if is_partial {
         state.is_large
     } else {
-        ports().map(|(_, port)| count_endpoints(port)).sum::<usize>() > LARGE
+        count_served_endpoints(state, ports().map(|(key, port)| (key, &**port))) > LARGE
     };
     let context = RuleContext { family, options: &state.options, node: &node, is_large };
     let mut planner = Planner::new(context, state, snapshot, !is_partial);
@@ -150,9 +156,20 @@ fn plan_family(family: IpFamily, state: &FamilyState, snapshot: &Snapshot, dirty
 
 /// The number of endpoints of a family after a change of some service ports.
 fn endpoints_after(state: &FamilyState, snapshot: &Snapshot, changed: &BTreeSet<&ServicePortKey>) -> usize {
-    let new = changed.iter().filter_map(|key| snapshot.ports.get(*key)).map(|port| count_endpoints(port));
+    let new = changed.iter().filter_map(|key| Some((*key, &**snapshot.ports.get(*key)?)));
     let old = changed.iter().filter_map(|key| state.ports.get(*key)).map(|port| port.endpoints);
-    state.endpoints + new.sum::<usize>() - old.sum::<usize>()
+    state.endpoints + count_served_endpoints(state, new) - old.sum::<usize>()
+}
+
+/// The number of endpoints of service ports. Those of service ports that are left out do not count:
+/// otherwise, a full plan and the change of a service port could differ on whether there are too
+/// many for comments, and each change would be a full plan.
+fn count_served_endpoints<'a>(
+    state: &FamilyState,
+    ports: impl Iterator<Item = (&'a ServicePortKey, &'a ResolvedPort)>,
+) -> usize {
+    let served = ports.filter(|(key, _)| !state.left_out.contains_key(key));
+    served.map(|(_, port)| count_endpoints(port)).sum()
 }
 
 fn port_state(port: &ResolvedPort, rules: &PortRules<'_>, chains: &[ChainRules]) -> PortState {

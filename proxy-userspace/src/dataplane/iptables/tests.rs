@@ -187,15 +187,23 @@ fn only_ranges_of_every_address_serve_node_ports_on_local_routes() {
 
 /// Returns a Snapshot of one Service with this number of endpoints.
 fn served_by(endpoints: usize) -> Snapshot {
+    of_services(&[("web", endpoints)])
+}
+
+/// Returns a Snapshot of Services with these numbers of endpoints.
+fn of_services(services: &[(&str, usize)]) -> Snapshot {
     let mut world = testing::World::default();
-    let service = testing::service("default/web", "10.96.0.80");
-    world.services.insert(service.name.clone(), service);
-    let numbers: Vec<usize> = (0..endpoints).collect();
-    for (number, part) in numbers.chunks(100).enumerate() {
-        let addresses =
-            part.iter().map(|at| testing::endpoint(&format!("10.244.{}.{}", at / 200, at % 200 + 1)));
-        let slice = testing::slice(&format!("default/web-{number}"), "web", addresses.collect());
-        world.slices.insert(slice.name.clone(), slice);
+    for (at, (name, endpoints)) in services.iter().enumerate() {
+        let service = testing::service(&format!("default/{name}"), &format!("10.96.0.{}", 80 + at));
+        world.services.insert(service.name.clone(), service);
+        let numbers: Vec<usize> = (0..*endpoints).collect();
+        for (number, part) in numbers.chunks(100).enumerate() {
+            let addresses = part.iter().map(|number| {
+                testing::endpoint(&format!("10.244.{}.{}", 20 * at + number / 200, number % 200 + 1))
+            });
+            let slice = testing::slice(&format!("default/{name}-{number}"), name, addresses.collect());
+            world.slices.insert(slice.name.clone(), slice);
+        }
     }
     let facts = testing::facts(&[("lo", "127.0.0.1/8"), ("eth0", "192.168.57.11/24")]);
     world.model(&testing::settings(), &facts).snapshot().clone()
@@ -221,7 +229,28 @@ fn large_clusters_defer_the_removal_of_stale_chains() {
     }
 }
 
-const OPTIONS: RuleOptions = RuleOptions {
+#[test]
+fn endpoints_of_service_ports_that_are_left_out_do_not_count() {
+    let [before, after] = [992, 991].map(|endpoints| of_services(&[("web", endpoints), ("refused", 20)]));
+    let refused = testing::key("default/refused", "");
+    let mut state = State::of_empty_tables(OPTIONS);
+    let family = state.families.get_mut(&IpFamily::V4).unwrap();
+    let rejected = programmed(OPTIONS, &before).families[&IpFamily::V4].ports[&refused].clone();
+    family.left_out.insert(refused.clone(), rejected);
+    plan(&state, &before, &Dirty::everything()).record(&mut state);
+    let is_full = |state: &State, changed: &str| {
+        let dirty = Dirty { ports: [testing::key(changed, "")].into(), ..Dirty::default() };
+        let change = plan(state, &after, &dirty);
+        change.families.into_iter().any(|plan| plan.family == IpFamily::V4 && plan.is_full)
+    };
+    assert!(!is_full(&state, "default/web"));
+    assert!(!is_full(&state, "default/refused"));
+    // Once it is served, its endpoints count.
+    state.families.get_mut(&IpFamily::V4).unwrap().left_out.clear();
+    assert!(is_full(&state, "default/refused"));
+}
+
+pub(super) const OPTIONS: RuleOptions = RuleOptions {
     masquerade_mark: 1 << 14,
     localhost_node_ports: true,
     random_fully: true,

@@ -18,6 +18,9 @@ use crate::{
     model::IpFamily,
 };
 
+/// How many times to list the objects of a table, if another process removes some meanwhile.
+const ATTEMPTS: usize = 3;
+
 /// The result of a removal.
 #[derive(Debug, Default)]
 pub struct LeftoverRemoval {
@@ -45,10 +48,28 @@ pub(super) fn remove(socket: &mut Socket) -> LeftoverRemoval {
 
 /// Removes the objects of one family, and returns their number. `None` if they are in use.
 ///
+/// Looks again if another process removed an object after it was listed, such as shunt that starts
+/// in another mode and removes the table.
+fn remove_of(socket: &mut Socket, family: IpFamily) -> Result<Option<usize>, KernelError> {
+    remove_listed(|| try_remove(socket, family))
+}
+
+fn remove_listed(
+    mut try_remove: impl FnMut() -> Result<Option<usize>, KernelError>,
+) -> Result<Option<usize>, KernelError> {
+    for _ in 1..ATTEMPTS {
+        match try_remove() {
+            Err(error) if has_errno(&error, libc::ENOENT) => {}
+            done => return done,
+        }
+    }
+    try_remove()
+}
+
 /// Chains are removed first, in one transaction. If rules lead to them, the kernel refuses it, and
 /// nothing has changed. Sets come after the rules with them. They may have many elements, which a
 /// refused transaction would have to bring back.
-fn remove_of(socket: &mut Socket, family: IpFamily) -> Result<Option<usize>, KernelError> {
+fn try_remove(socket: &mut Socket, family: IpFamily) -> Result<Option<usize>, KernelError> {
     let listing = match socket.list_table(family, TABLE) {
         Err(error) if is_without_nftables(&error) => return Ok(Some(0)),
         listing => listing?,
@@ -58,7 +79,8 @@ fn remove_of(socket: &mut Socket, family: IpFamily) -> Result<Option<usize>, Ker
     let deletions = chains.iter().cloned().map(Change::DeleteChain);
     let changes: Vec<_> = flushes.chain(deletions).map(|change| (family, change)).collect();
     match socket.commit(TABLE, &changes) {
-        Err(error) if is_in_use(&error) => return Ok(None),
+        // A rule leads to one of them.
+        Err(error) if has_errno(&error, libc::EBUSY) => return Ok(None),
         done => done?,
     }
     let deletions: Vec<_> = sets.iter().cloned().map(|set| (family, Change::DeleteSet(set))).collect();
@@ -80,8 +102,34 @@ fn sets_in(listing: &TableListing) -> Vec<Name> {
     own.filter(|name| listing.sets.contains_key(name)).collect()
 }
 
-/// Returns true for the kernel's answer to the deletion of a chain to which a rule leads.
-fn is_in_use(error: &KernelError) -> bool {
+/// Returns true if the kernel refused a call with this error number.
+fn has_errno(error: &KernelError, number: i32) -> bool {
     let KernelError::Call { source, .. } = error else { return false };
-    source.raw_os_error() == Some(libc::EBUSY)
+    source.raw_os_error() == Some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    /// Returns the number of attempts and the result.
+    fn removed(failures: usize, number: i32) -> (usize, Option<usize>) {
+        let mut count = 0;
+        let attempt = || {
+            count += 1;
+            let failed = KernelError::call("change", TABLE)(io::Error::from_raw_os_error(number));
+            if count <= failures { Err(failed) } else { Ok(Some(7)) }
+        };
+        let result = remove_listed(attempt).ok().flatten();
+        (count, result)
+    }
+
+    #[test]
+    fn an_object_that_another_process_removed_meanwhile_does_not_fail_the_removal() {
+        assert_eq!(removed(1, libc::ENOENT), (2, Some(7)));
+        assert_eq!(removed(usize::MAX, libc::ENOENT), (ATTEMPTS, None));
+        assert_eq!(removed(1, libc::EPERM), (1, None));
+    }
 }

@@ -25,6 +25,7 @@ use tokio::{
     sync::Notify,
     time::{Instant, sleep, timeout},
 };
+use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
@@ -40,8 +41,11 @@ pub(super) struct Limits {
     pub(super) header: Duration,
     /// The time from an answer until the header of the next request is complete.
     pub(super) idle: Duration,
+    /// The time in which a client must read some of an answer. It bounds how long answers wait in
+    /// memory for clients that do not read.
+    pub(super) read: Duration,
     /// The time from a connection's start until it must close. A request that is being answered
-    /// then is answered first.
+    /// then gets [`Self::header`] to end.
     pub(super) total: Duration,
 }
 
@@ -53,12 +57,15 @@ pub(super) const SERVER: Limits = Limits {
     header: Duration::from_secs(10),
     // Two times Prometheus's default scrape interval, so that scrapers keep their connection.
     idle: Duration::from_mins(2),
-    // Bounds a client that does not read its answer.
+    // A few answers to scrapes are megabytes each, on nodes with thousands of Services.
+    read: Duration::from_secs(30),
     total: Duration::from_mins(10),
 };
 
-/// The limits of the local socket, on which a trace may take a day.
-pub(super) const LOCAL: Limits = Limits { total: Duration::from_hours(24), ..SERVER };
+/// The limits of the local socket, on which a trace may take a day. Its client may stop reading for
+/// a while, as a pager does.
+pub(super) const LOCAL: Limits =
+    Limits { read: Duration::from_hours(24), total: Duration::from_hours(24), ..SERVER };
 
 /// The limits of each health check node port, of which a node may have thousands.
 pub(super) const HEALTH_CHECK_NODE_PORT: Limits = Limits { connections: 32, ..SERVER };
@@ -168,12 +175,14 @@ async fn serve_connection(
         first_request.notify_one();
         answer(place, routes.clone(), request)
     });
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(limits.read));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         // hyper starts it when a connection starts and after each answer.
         .header_read_timeout(limits.idle)
         .max_buf_size(MAX_HEADER)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(Box::pin(stream)), service);
     pin!(connection);
     select! {
         _ = &mut connection => return,

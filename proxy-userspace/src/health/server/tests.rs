@@ -17,7 +17,7 @@ use super::*;
 
 const TEST_LIMIT: Duration = Duration::from_mins(1);
 const NEVER: Duration = Duration::from_hours(24);
-const NO_LIMITS: Limits = Limits { connections: 1000, header: NEVER, idle: NEVER, total: NEVER };
+const NO_LIMITS: Limits = Limits { connections: 1000, header: NEVER, idle: NEVER, read: NEVER, total: NEVER };
 const SOON: Duration = Duration::from_millis(20);
 const HALF_A_HEADER: &str = "GET /ok HTTP/1.1\r\nHost: n1\r\n";
 const END_OF_HEADER: &str = "\r\n";
@@ -150,6 +150,20 @@ async fn a_connection_without_a_further_request_is_closed() {
 async fn a_connection_is_closed_after_its_total_time() {
     let address = start(Limits { total: SOON, ..NO_LIMITS }).await;
     closed(&mut connect(address).await).await;
+}
+
+#[tokio::test]
+async fn a_connection_whose_client_does_not_read_is_closed() {
+    let (listener, address) = listener().await;
+    let large = Router::new().route("/ok", get(|| async { vec![b'x'; 64 << 20] }));
+    tokio::spawn(run(listener, large, Limits { read: SOON, ..NO_LIMITS }));
+    let mut stream = connect(address).await;
+    send(&mut stream, HALF_A_HEADER).await;
+    send(&mut stream, END_OF_HEADER).await;
+    sleep(10 * SOON).await;
+    let mut received = Vec::new();
+    let read = timeout(TEST_LIMIT, stream.read_to_end(&mut received)).await.expect("closed in time");
+    assert!(read.is_err() || received.len() < 64 << 20, "the buffers of the kernel, and no more");
 }
 
 #[tokio::test]

@@ -42,8 +42,8 @@ impl ProgramCopy {
         for map in resizable {
             loader.map_max_entries(map, OWN_ENTRIES);
         }
-        let globals = Globals::new(bytes, Recording::Log(LogLevel::Off));
-        globals.set(&mut loader, constants);
+        let globals = Globals::new(bytes, constants, Recording::Log(LogLevel::Off));
+        globals.set(&mut loader);
         let mut ebpf = loader.load(bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
         let program = ebpf.program_mut(name).ok_or_else(missing("program", name))?;
         load_program(program).map_err(KernelError::bpf("load program", name))?;

@@ -12,7 +12,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{syscall, xdp};
+use super::{
+    instructions::{instruction, load_constant, op},
+    syscall, xdp,
+};
 use crate::net::XdpMode;
 
 /// The bytes of a frame.
@@ -142,52 +145,9 @@ impl Datagrams {
     }
 }
 
-/// Registers and operations of BPF (`include/uapi/linux/bpf.h`).
-mod op {
-    pub(super) const LOAD_U32: u8 = 0x61;
-    pub(super) const STORE_U32: u8 = 0x63;
-    pub(super) const STORE_U16: u8 = 0x6b;
-    pub(super) const STORE_U64: u8 = 0x7b;
-    pub(super) const STORE_U32_CONSTANT: u8 = 0x62;
-    pub(super) const LOAD_CONSTANT: u8 = 0x18;
-    pub(super) const MOVE: u8 = 0xbf;
-    pub(super) const MOVE_CONSTANT: u8 = 0xb7;
-    pub(super) const ADD: u8 = 0x0f;
-    pub(super) const ADD_CONSTANT: u8 = 0x07;
-    pub(super) const AND_CONSTANT: u8 = 0x57;
-    pub(super) const SHIFT_RIGHT_CONSTANT: u8 = 0x77;
-    pub(super) const XOR_CONSTANT: u8 = 0xa7;
-    pub(super) const TO_BIG_ENDIAN: u8 = 0xdc;
-    pub(super) const JUMP_UNLESS_LESS: u8 = 0x3d;
-    pub(super) const JUMP_UNLESS_EQUAL_CONSTANT: u8 = 0x55;
-    pub(super) const JUMP_IF_LESS_CONSTANT: u8 = 0xa5;
-    pub(super) const CALL: u8 = 0x85;
-    pub(super) const EXIT: u8 = 0x95;
-    /// The constant is the descriptor of a map.
-    pub(super) const MAP: u8 = 1;
-    /// `bpf_map_lookup_elem`.
-    pub(super) const LOOKUP: i32 = 1;
-    /// `bpf_tail_call`.
-    pub(super) const TAIL_CALL: i32 = 12;
-}
-
 const XDP_DROP: i32 = 1;
 const XDP_PASS: i32 = 2;
 const XDP_TX: i32 = 3;
-
-/// Returns an instruction. Registers are 0 to 10.
-fn instruction(operation: u8, [to, from]: [u8; 2], offset: i16, constant: i32) -> u64 {
-    u64::from(operation)
-        | u64::from(to | from << 4) << 8
-        | u64::from(offset.cast_unsigned()) << 16
-        | u64::from(constant.cast_unsigned()) << 32
-}
-
-/// Returns both instructions that load a constant of 64 bits.
-fn load_constant(to: u8, from: u8, value: u64) -> [u64; 2] {
-    let [low, high] = [value, value >> 32].map(|half| half << 32);
-    [u64::from(op::LOAD_CONSTANT) | u64::from(to | from << 4) << 8 | low, high]
-}
 
 /// Returns the program. It writes the whole frame each time, because the kernel uses its memory
 /// again. `next` and `called` are descriptors of maps. The program returns `action`, unless it

@@ -204,7 +204,7 @@ pub struct MessageReader<L>(EbpfLogger<L>);
 impl<L: log::Log> MessageReader<L> {
     /// Takes the ring buffer of aya-log out of an object.
     pub fn new(object: &mut Object, logger: L) -> Result<Self, KernelError> {
-        EbpfLogger::init_with_logger(&mut object.ebpf, logger)
+        EbpfLogger::init_with_logger(object.loaded()?, logger)
             .map(Self)
             .map_err(KernelError::bpf("open the logs of", "the BPF object"))
     }

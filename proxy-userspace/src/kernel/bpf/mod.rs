@@ -5,15 +5,18 @@ mod batch;
 mod bpffs;
 mod copy;
 mod directory_lock;
+mod instructions;
 mod link;
 pub mod live_frames;
 mod log;
 mod mapped;
 mod object;
+mod object_file;
 mod pins;
 mod private_directory;
 pub mod programs;
 mod reuse;
+mod source;
 mod source_lines;
 mod syscall;
 pub mod tc;
@@ -31,7 +34,10 @@ use aya::{
     programs::{Program, ProgramError, ProgramType},
     sys::{BpfHelper, is_helper_supported},
 };
-use nix::sys::signal::{SigSet, SigmaskHow};
+use nix::sys::{
+    resource::{RLIM_INFINITY, Resource, setrlimit},
+    signal::{SigSet, SigmaskHow},
+};
 
 pub use self::{
     batch::{Reader, Writer},
@@ -77,31 +83,36 @@ impl MapSpec {
 }
 
 /// Global variables of the programs whose values the verifier takes as fixed.
+#[derive(Debug, Hash)]
 struct Globals {
     has_set_retval: u8,
     has_coarse_clock: u8,
     log_level: u8,
     captures: u32,
     rings: [(&'static str, u32); 3],
+    others: Vec<(&'static str, u32)>,
     object_hash: u64,
 }
 
 impl Globals {
-    fn new(object: &[u8], recording: Recording) -> Self {
-        Self {
-            object_hash: reuse::hash(object),
+    fn new(object: &[u8], others: &[(&'static str, u32)], recording: Recording) -> Self {
+        let mut globals = Self {
             has_set_retval: may_choose_errors().into(),
             has_coarse_clock: has_coarse_clock().into(),
             log_level: recording.level(),
             captures: recording.captures(),
             rings: recording.rings(),
-        }
+            others: others.to_vec(),
+            object_hash: 0,
+        };
+        globals.object_hash = reuse::hash(object, &globals);
+        globals
     }
 
-    fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>, constants: &'a [(&'static str, u32)]) {
+    fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
         loader.override_global("HAS_SET_RETVAL", &self.has_set_retval, true);
         loader.override_global("HAS_COARSE_CLOCK", &self.has_coarse_clock, true);
-        for (name, value) in constants {
+        for (name, value) in &self.others {
             loader.override_global(name, value, true);
         }
         loader.override_global(reuse::HASH, &self.object_hash, true);
@@ -111,6 +122,12 @@ impl Globals {
             loader.map_max_entries(ring, bytes);
         }
     }
+}
+
+/// Lifts the limit to which kernels before 5.11 (97306be45fbe) charge maps and programs. If it
+/// cannot be lifted, creating one fails.
+fn lift_memory_limit() {
+    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
 }
 
 fn missing(kind: &'static str, name: &str) -> impl FnOnce() -> KernelError {
@@ -150,14 +167,18 @@ pub fn cpus() -> Result<u32, KernelError> {
 /// EAGAIN (c3494801cd17), such as SIGCHLD when a command ends. The loader would then ask for the
 /// verifier's log: that takes ten times as long, and the log of a large program has no end.
 fn load_program(program: &mut Program) -> Result<(), ProgramError> {
-    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).map_err(io::Error::from)?;
-    let loaded = match program {
+    without_signals(|| match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
         Program::SchedClassifier(program) => program.load(),
         Program::Xdp(program) => program.load(),
         _ => Err(ProgramError::UnexpectedProgramType),
-    };
+    })
+}
+
+fn without_signals(load: impl FnOnce() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
+    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).map_err(io::Error::from)?;
+    let loaded = load();
     before.thread_set_mask().map_err(io::Error::from)?;
     loaded
 }

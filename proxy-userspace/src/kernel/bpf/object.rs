@@ -2,32 +2,40 @@
 //! process.
 
 use std::{
-    borrow::Cow,
-    os::fd::{AsFd as _, OwnedFd},
-    path::{Path, PathBuf},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    path::Path,
 };
 
 use aya::{
-    Ebpf, EbpfLoader,
+    Ebpf,
     maps::{Map, MapData, MapError},
     programs::Program,
 };
-use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 use super::{
     super::{KernelError, cgroup::Cgroup},
-    Globals, LogLevel, MapSpec, MappedWords, Reader, Recording, Writer, link, load_program, missing,
+    Globals, LogLevel, MapSpec, MappedWords, Reader, Recording, Writer, lift_memory_limit, link,
+    load_program, missing,
+    object_file::{self, DeclaredProgram},
+    programs,
     reuse::SamePrograms,
-    source_lines, syscall,
+    source::Source,
+    syscall,
     tc::LinkProgram,
+    without_signals,
+    xdp::dispatcher::{Extension, Target},
 };
 
 /// A loaded object. Its maps exist and are pinned, and its cgroup programs are in the kernel.
 #[derive(Debug)]
 pub struct Object {
-    pub(super) ebpf: Ebpf,
-    /// All maps by name, including those that were taken out.
+    source: Box<Source>,
+    /// None as long as the programs that an earlier process loaded are enough: aya reads the BTF of
+    /// the whole kernel before it loads anything.
+    ebpf: Option<Ebpf>,
+    /// The pinned maps by name.
     maps: Vec<(&'static str, OwnedFd)>,
+    programs: Vec<DeclaredProgram>,
     /// The programs that an earlier process loaded, and that need not be loaded.
     same: SamePrograms,
     /// The names and ids of the link programs that are in the kernel. Copies have the same name.
@@ -44,57 +52,64 @@ impl Object {
     /// lines, for the verifier's log and for bpftool. Those that record nothing are not loaded if
     /// an earlier process loaded the same.
     pub fn load(
-        bytes: &[u8],
+        bytes: &'static [u8],
         maps: &[MapSpec],
         constants: &[(&'static str, u32)],
         recording: Recording,
         directory: &Path,
     ) -> Result<Self, KernelError> {
-        // Kernels before 5.11 (97306be45fbe) charge maps and programs to this limit. If it cannot
-        // be lifted, creating a map fails.
-        let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
-        let paths: Vec<PathBuf> = maps.iter().map(|map| directory.join(map.name)).collect();
-        let mut loader = EbpfLoader::new();
-        for (map, path) in maps.iter().zip(&paths) {
-            if map.max_entries != 0 {
-                loader.map_max_entries(map.name, map.max_entries);
-            }
-            loader.map_pin_path(map.name, path);
-        }
-        let globals = Globals::new(bytes, recording);
-        globals.set(&mut loader, constants);
-        let bytes = match recording {
-            Recording::Log(LogLevel::Off) => source_lines::without_source_lines(bytes).into(),
-            Recording::Log(_) | Recording::Trace { .. } => Cow::Borrowed(bytes),
-        };
-        let mut ebpf = loader.load(&bytes).map_err(KernelError::bpf("load", "the BPF object"))?;
+        lift_memory_limit();
+        let globals = Globals::new(bytes, constants, recording);
+        let (maps, directory) = (maps.to_vec(), directory.to_owned());
+        let source = Box::new(Source { bytes, maps, globals, recording, directory });
+        let programs = object_file::programs(bytes);
         let same = match recording {
-            Recording::Log(LogLevel::Off) => SamePrograms::find(&ebpf, maps, directory),
+            Recording::Log(LogLevel::Off) => SamePrograms::find(&source, &programs),
             Recording::Log(_) | Recording::Trace { .. } => SamePrograms::default(),
         };
-        let is_missing = |name: &str, program: &Program| is_of_cgroup(program) && same.named(name).is_none();
-        for (name, program) in ebpf.programs_mut().filter(|(name, program)| is_missing(name, program)) {
-            load_program(program).map_err(KernelError::bpf("load program", name))?;
+        let of_links = same.ids().filter(|(name, _)| !is_of_cgroup(&programs, name));
+        let link_programs = of_links.map(|(name, id)| (name.to_owned(), id)).collect();
+        let mut object = Self { source, ebpf: None, maps: Vec::new(), programs, same, link_programs };
+        object.load_cgroup_programs()?;
+        object.maps = object.source.open_maps()?;
+        Ok(object)
+    }
+
+    /// Loads the cgroup programs that are not in the kernel.
+    fn load_cgroup_programs(&mut self) -> Result<(), KernelError> {
+        let mut missing = self.cgroup_programs();
+        missing.retain(|name| self.same.named(name).is_none());
+        for name in &missing {
+            load_program(self.program_mut(name)?).map_err(KernelError::bpf("load program", name.clone()))?;
         }
-        let open = |(map, path): (&MapSpec, &PathBuf)| {
-            let map_fd = syscall::open_pin(path).map_err(KernelError::path("open map", path))?;
-            Ok((map.name, map_fd))
+        Ok(())
+    }
+
+    /// Returns the object as aya has it. The first call loads it.
+    pub(super) fn loaded(&mut self) -> Result<&mut Ebpf, KernelError> {
+        let ebpf = if let Some(ebpf) = self.ebpf.take() {
+            ebpf
+        } else {
+            // Other maps would be created where pins are gone.
+            self.pin_maps()?;
+            self.source.load()?
         };
-        let maps = maps.iter().zip(&paths).map(open).collect::<Result<_, KernelError>>()?;
-        let is_of_link = |name: &str| ebpf.program(name).is_some_and(|program| !is_of_cgroup(program));
-        let link_programs = same.ids().filter(|(name, _)| is_of_link(name));
-        let link_programs = link_programs.map(|(name, id)| (name.to_owned(), id)).collect();
-        Ok(Self { ebpf, maps, same, link_programs })
+        Ok(self.ebpf.insert(ebpf))
     }
 
     /// Returns true if every map is pinned in this directory.
     pub fn is_pinned(&self, directory: &Path) -> bool {
-        self.maps.iter().all(|(name, _)| directory.join(name).exists())
+        self.source.is_pinned_in(directory)
     }
 
-    /// Pins the maps whose pins were removed.
-    pub fn restore_pins(&self, directory: &Path) -> Result<(), KernelError> {
-        let unpinned = self.maps.iter().map(|(name, map)| (directory.join(name), map));
+    /// Pins the maps whose pins were removed. From now on they are in this directory.
+    pub fn restore_pins(&mut self, directory: &Path) -> Result<(), KernelError> {
+        directory.clone_into(&mut self.source.directory);
+        self.pin_maps()
+    }
+
+    fn pin_maps(&self) -> Result<(), KernelError> {
+        let unpinned = self.maps.iter().map(|(name, map)| (self.source.directory.join(name), map));
         for (path, map) in unpinned.filter(|(path, _)| !path.exists()) {
             syscall::pin(map.as_fd(), &path).map_err(KernelError::path("pin map", path))?;
         }
@@ -134,12 +149,15 @@ impl Object {
             .ok_or_else(missing("map", name))
     }
 
-    /// Takes a map out as a map with types.
+    /// Takes a map out as a map with types. Only pinned maps can be taken again.
     pub fn take_map<M>(&mut self, name: &'static str) -> Result<M, KernelError>
     where
         M: TryFrom<Map, Error = MapError>,
     {
-        let map = self.ebpf.take_map(name).ok_or_else(missing("map", name))?;
+        if self.map(name).is_ok() {
+            return self.open_map(name);
+        }
+        let map = self.loaded()?.take_map(name).ok_or_else(missing("map", name))?;
         M::try_from(map).map_err(KernelError::bpf("open map", name))
     }
 
@@ -150,11 +168,41 @@ impl Object {
             Some(id) => id,
             None => self.load_copy(name)?,
         };
-        let fd = match self.same.with_id(id) {
-            Some(program) => program,
-            None => self.program(name)?.fd().map_err(KernelError::bpf("find program", name))?.as_fd(),
+        Ok(LinkProgram { name, fd: self.fd(name, id)?, id })
+    }
+
+    /// Returns the descriptor of the program with this id, which is that of this process if no
+    /// earlier one loaded it.
+    fn fd(&self, name: &'static str, id: u32) -> Result<BorrowedFd<'_>, KernelError> {
+        match self.same.with_id(id) {
+            Some(program) => Ok(program),
+            None => Ok(self.program(name)?.fd().map_err(KernelError::bpf("find program", name))?.as_fd()),
+        }
+    }
+
+    /// Returns the extension program with this name, which can replace a function like the target.
+    /// The first call loads it, unless an earlier process loaded the same.
+    pub fn extension(&mut self, name: &'static str, target: &Target) -> Result<Extension, KernelError> {
+        let id = match self.link_program_id(name) {
+            Some(id) => id,
+            None => self.load_extension(name, target)?,
         };
-        Ok(LinkProgram { name, fd, id })
+        let program = self.fd(name, id)?.try_clone_to_owned();
+        Ok(Extension { program: program.map_err(KernelError::call("open program", name))?, id })
+    }
+
+    fn load_extension(&mut self, name: &'static str, target: &Target) -> Result<u32, KernelError> {
+        let replaced =
+            programs::with_id(target.dispatcher)?.ok_or_else(missing("program", "xdp_dispatcher"))?;
+        let replaced = replaced.fd().map_err(KernelError::bpf("open program", "xdp_dispatcher"))?;
+        let Program::Extension(program) = self.program_mut(name)? else {
+            return Err(missing("extension program", name)());
+        };
+        without_signals(|| program.load(replaced, &target.function))
+            .map_err(KernelError::bpf("load program", name))?;
+        let id = program.info().map_err(KernelError::bpf("inspect program", name))?.id();
+        self.link_programs.push((name.to_owned(), id));
+        Ok(id)
     }
 
     /// Returns a link program with this name whose id differs from one. Loads the program again if
@@ -187,16 +235,16 @@ impl Object {
     }
 
     fn program(&self, name: &str) -> Result<&Program, KernelError> {
-        self.ebpf.program(name).ok_or_else(missing("program", name))
+        self.ebpf.as_ref().and_then(|ebpf| ebpf.program(name)).ok_or_else(missing("program", name))
     }
 
     fn program_mut(&mut self, name: &str) -> Result<&mut Program, KernelError> {
-        self.ebpf.program_mut(name).ok_or_else(missing("program", name))
+        self.loaded()?.program_mut(name).ok_or_else(missing("program", name))
     }
 
     /// Returns the id of the link program with this name, if it is loaded. Of several copies it is
     /// the last.
-    fn link_program_id(&self, name: &str) -> Option<u32> {
+    pub fn link_program_id(&self, name: &str) -> Option<u32> {
         self.link_programs.iter().rev().find_map(|(known, id)| (known == name).then_some(*id))
     }
 
@@ -213,8 +261,8 @@ impl Object {
 
     /// Returns the names of the cgroup programs.
     pub fn cgroup_programs(&self) -> Vec<String> {
-        let programs = self.ebpf.programs().filter(|(_, program)| is_of_cgroup(program));
-        programs.map(|(name, _)| name.to_owned()).collect()
+        let programs = self.programs.iter().filter(|program| program.is_of_cgroup);
+        programs.map(|program| program.name.clone()).collect()
     }
 
     /// Attaches a program to a cgroup, through a link that is pinned at `pin`. If a link of this
@@ -234,6 +282,6 @@ impl Object {
     }
 }
 
-const fn is_of_cgroup(program: &Program) -> bool {
-    !matches!(program, Program::SchedClassifier(_) | Program::Xdp(_))
+fn is_of_cgroup(programs: &[DeclaredProgram], name: &str) -> bool {
+    programs.iter().any(|program| program.is_of_cgroup && program.name == name)
 }

@@ -245,9 +245,15 @@ impl PinDir {
         Ok(())
     }
 
-    /// Returns true if any of these maps is pinned here.
-    pub fn holds_any(&self, maps: &[MapSpec]) -> bool {
-        maps.iter().any(|map| self.path.join(map.name).exists())
+    /// Returns the ids of the maps that are pinned here.
+    pub fn map_ids(&self) -> Vec<u32> {
+        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        entries.filter_map(|entry| Some(MapInfo::from_pin(entry.path()).ok()?.id())).collect()
+    }
+
+    /// Returns true if a map with one of these names is pinned here.
+    pub fn holds_any(&self, mut names: impl Iterator<Item = &'static str>) -> bool {
+        names.any(|name| self.path.join(name).exists())
     }
 
     /// Removes the pins of our maps and of all links with this prefix, and the directories if

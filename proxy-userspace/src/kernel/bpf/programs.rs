@@ -65,6 +65,20 @@ pub fn loaded(prefix: &str) -> Result<Vec<ProgramRuns>, KernelError> {
     Ok(found)
 }
 
+/// Returns the program of the machine with this id. Needs `CAP_SYS_ADMIN`.
+pub(super) fn with_id(id: u32) -> Result<Option<ProgramInfo>, KernelError> {
+    for program in loaded_programs() {
+        match program {
+            Ok(program) if program.id() == id => return Ok(Some(program)),
+            Ok(_) => {}
+            // It was unloaded meanwhile.
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(KernelError::bpf("list", "programs")(error)),
+        }
+    }
+    Ok(None)
+}
+
 /// Returns the descriptor of the program of the machine with this name that was loaded last. Needs
 /// `CAP_SYS_ADMIN`.
 pub fn newest(name: &str) -> Result<Option<OwnedFd>, KernelError> {

@@ -2,34 +2,36 @@
 //! maps and constants. To use them again saves the work of the verifier, which is most of a start.
 
 use std::{
-    hash::{DefaultHasher, Hasher as _},
-    io::{self, ErrorKind},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-    path::Path,
 };
 
 use aya::{
-    Ebpf,
-    maps::{Map, MapInfo},
+    maps::MapInfo,
     programs::{ProgramInfo, loaded_programs},
 };
 
-use super::{super::KernelError, MapSpec, syscall};
+use super::{
+    super::KernelError,
+    Globals, MapSpec,
+    object_file::{self, CONSTANTS, DeclaredProgram},
+    source::Source,
+    syscall,
+};
 
-/// The map of the constants of an object.
-const CONSTANTS: &str = ".rodata";
-
-/// The constant that has the hash of the object.
+/// The constant with the hash of the object and of all other constants.
 pub(super) const HASH: &str = "OBJECT_HASH";
 
 /// The bytes of a name that the kernel keeps.
 const NAME_LENGTH: usize = 15;
 
-/// Returns the hash of an object and of the version that loads it.
-pub(super) fn hash(object: &[u8]) -> u64 {
+/// Returns the hash of an object, of the version that loads it, and of its constants.
+pub(super) fn hash(object: &[u8], constants: &Globals) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(env!("CARGO_PKG_VERSION").as_bytes());
     hasher.write(object);
+    constants.hash(&mut hasher);
     hasher.finish()
 }
 
@@ -45,19 +47,23 @@ struct SameProgram {
 }
 
 impl SamePrograms {
-    /// Finds the programs. `maps` are those of the object, which are pinned in `directory`. Without
-    /// `CAP_SYS_ADMIN`, none are found.
-    pub(super) fn find(object: &Ebpf, maps: &[MapSpec], directory: &Path) -> Self {
-        Self::try_find(object, maps, directory).unwrap_or_else(|error| {
+    /// Finds the programs of an object with its pinned maps. Without `CAP_SYS_ADMIN`, none are
+    /// found.
+    pub(super) fn find(source: &Source, programs: &[DeclaredProgram]) -> Self {
+        if !source.is_pinned() {
+            return Self::default();
+        }
+        Self::try_find(source, programs).unwrap_or_else(|error| {
             tracing::debug!(%error, "cannot look for programs of an earlier process: all programs are loaded");
             Self::default()
         })
     }
 
-    fn try_find(object: &Ebpf, maps: &[MapSpec], directory: &Path) -> Result<Self, KernelError> {
-        let wanted = Wanted::of(object, maps, directory)?;
+    fn try_find(source: &Source, programs: &[DeclaredProgram]) -> Result<Self, KernelError> {
+        let wanted = Wanted::of(source)?;
+        let is_known = |name: &&str| programs.iter().any(|program| program.name == *name);
         let same = |program: ProgramInfo| {
-            let name = program.name_as_str().filter(|name| object.program(name).is_some())?.to_owned();
+            let name = program.name_as_str().filter(is_known)?.to_owned();
             wanted.is_met_by(&program)?.then_some(())?;
             let fd = program.fd().ok()?.as_fd().try_clone_to_owned().ok()?;
             Some(SameProgram { name, id: program.id(), program: fd })
@@ -86,32 +92,29 @@ impl SamePrograms {
 struct Wanted {
     /// The names, as the kernel keeps them, and ids of the pinned maps.
     maps: Vec<(&'static str, u32)>,
-    /// The constants. Among them is [`HASH`], so a program that has them also has the code.
-    constants: Vec<u8>,
+    hash: u64,
+    /// Where the map of constants has the hash. None if the object has none.
+    position: Option<usize>,
 }
 
 impl Wanted {
-    fn of(object: &Ebpf, maps: &[MapSpec], directory: &Path) -> Result<Self, KernelError> {
+    fn of(source: &Source) -> Result<Self, KernelError> {
         let id = |map: &MapSpec| {
             let name = &map.name[..map.name.len().min(NAME_LENGTH)];
-            let info = MapInfo::from_pin(directory.join(map.name));
+            let info = MapInfo::from_pin(source.directory.join(map.name));
             Ok((name, info.map_err(KernelError::bpf("inspect map", map.name))?.id()))
         };
-        let Some(Map::Array(constants)) = object.map(CONSTANTS) else {
-            return Err(KernelError::call("find map", CONSTANTS)(ErrorKind::NotFound.into()));
-        };
-        let info = constants.info().map_err(KernelError::bpf("inspect map", CONSTANTS))?;
-        let constants = contents(&info, constants.fd().as_fd());
         Ok(Self {
-            maps: maps.iter().map(id).collect::<Result<_, KernelError>>()?,
-            constants: constants.map_err(KernelError::call("read map", CONSTANTS))?,
+            maps: source.maps.iter().map(id).collect::<Result<_, KernelError>>()?,
+            hash: source.globals.object_hash,
+            position: object_file::position_of_constant(source.bytes, HASH),
         })
     }
 
     /// Compares a program. Maps that are not pinned do not count, except the constants: programs
     /// write them only for traces. Returns `None` if something cannot be read.
     fn is_met_by(&self, program: &ProgramInfo) -> Option<bool> {
-        let mut has_constants = false;
+        let mut has_hash = false;
         for id in program.map_ids().ok()?? {
             if self.maps.iter().any(|(_, pinned)| *pinned == id) {
                 continue;
@@ -119,12 +122,17 @@ impl Wanted {
             let map = MapInfo::from_id(id).ok()?;
             let name = map.name_as_str()?;
             if name == CONSTANTS {
-                has_constants = self.constants == contents(&map, map.fd().ok()?.as_fd()).ok()?;
+                has_hash = self.is_hash_of(&contents(&map, map.fd().ok()?.as_fd()).ok()?);
             } else if self.maps.iter().any(|(pinned, _)| *pinned == name) {
                 return Some(false);
             }
         }
-        Some(has_constants)
+        Some(has_hash)
+    }
+
+    fn is_hash_of(&self, constants: &[u8]) -> bool {
+        let hash = self.position.and_then(|position| constants.get(position..)?.first_chunk());
+        hash.is_some_and(|hash| u64::from_ne_bytes(*hash) == self.hash)
     }
 }
 

@@ -21,19 +21,21 @@ use crate::net::TUNNEL_LINK;
 pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &NodeFacts) -> NodeView {
     let local_addresses = facts.addresses.iter().map(|entry| entry.address).collect();
     let local_detector = local_traffic_detector(settings, node);
-    let links = served_links(settings, facts);
+    let bonds = bonds(facts);
+    let links = served_links(settings, facts, &bonds);
     let has_unserved_links =
-        facts.links.iter().any(|link| may_serve(settings, facts, link) && framing(settings, link).is_none());
+        facts.links.iter().any(|link| may_serve(settings, &bonds, link) && framing(settings, link).is_none());
     let masquerade = masquerade_ports(settings, facts, has_unserved_links).map(|ports| Masquerade {
         ports,
         with_direct_path: settings.masquerades_with_direct_path,
         addresses: masquerade_addresses(links.keys().copied(), facts),
     });
     let direct_links = direct_links(&links, &facts.link_path);
+    let bond_ports = bond_ports(&links, facts, &bonds);
     NodeView {
         xdp_links: xdp_links(settings, &links, &direct_links, facts),
         direct_links,
-        vlans: vlans(&links, facts),
+        vlans: vlans(&links, facts, &bonds),
         node_port_addresses: node_port_addresses(settings, node, &local_addresses, &facts.local_routes),
         every_node_port_address: families_with_every_address(settings, node),
         local_addresses,
@@ -46,6 +48,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         exempt_addresses: facts.exempt_addresses.clone(),
         local_links: local_links(&local_detector, facts),
         bridge_ports: bridge_ports(facts),
+        bond_ports,
         local_detector,
         service_cidrs: Vec::new(),
         tunnel: None,
@@ -71,7 +74,7 @@ fn masquerade_ports(
 }
 
 /// Returns the address of this node in each family.
-pub(super) fn primary_addresses(
+fn primary_addresses(
     settings: &ModelSettings,
     node: Option<&Node>,
     facts: &NodeFacts,
@@ -110,12 +113,12 @@ fn kernel_ip(facts: &NodeFacts, family: IpFamily) -> Option<IpAddr> {
         .map(|entry| entry.address)
 }
 
-fn served_links(settings: &ModelSettings, facts: &NodeFacts) -> BTreeMap<u32, ServedLink> {
+fn served_links(settings: &ModelSettings, facts: &NodeFacts, bonds: &Bonds<'_>) -> BTreeMap<u32, ServedLink> {
     let served = |link: &Link| {
         let framing = framing(settings, link)?;
         Some((link.index, ServedLink { name: link.name.clone(), framing }))
     };
-    facts.links.iter().filter(|link| may_serve(settings, facts, link)).filter_map(served).collect()
+    facts.links.iter().filter(|link| may_serve(settings, bonds, link)).filter_map(served).collect()
 }
 
 /// Returns the links on which flows that come in may take the direct path.
@@ -183,25 +186,37 @@ fn xdp_mode(policy: XdpPolicy, link: &Link) -> Option<XdpMode> {
 
 /// Returns true unless the programs have no work on a link. Packets on an ifb pass the hooks of the
 /// link that redirects to it. Packets on a port of a bond pass those of the bond.
-fn may_serve(settings: &ModelSettings, facts: &NodeFacts, link: &Link) -> bool {
+fn may_serve(settings: &ModelSettings, bonds: &Bonds<'_>, link: &Link) -> bool {
     let is_former_tunnel = settings.dsr_port.is_none() && &*link.name == TUNNEL_LINK;
     let is_beneath_a_served_link =
-        || bond_of(facts, link).is_some_and(|bond| framing(settings, bond).is_some());
+        || bond_of(bonds, link).is_some_and(|bond| framing(settings, bond).is_some());
     !link.is_loopback && !link.is_ifb && !is_former_tunnel && !is_beneath_a_served_link()
 }
 
+/// The bonds of the node, by index.
+type Bonds<'a> = BTreeMap<u32, &'a Link>;
+
+fn bonds(facts: &NodeFacts) -> Bonds<'_> {
+    facts.links.iter().filter(|link| link.is_bond).map(|link| (link.index, link)).collect()
+}
+
 /// Returns the bond of which a link is a port.
-fn bond_of<'a>(facts: &'a NodeFacts, port: &Link) -> Option<&'a Link> {
-    let master = port.master?;
-    facts.links.iter().find(|link| link.index == master).filter(|link| link.is_bond)
+fn bond_of<'a>(bonds: &Bonds<'a>, port: &Link) -> Option<&'a Link> {
+    bonds.get(&port.master?).copied()
+}
+
+/// Returns the ports of the bonds that are served, each with its bond.
+fn bond_ports(links: &BTreeMap<u32, ServedLink>, facts: &NodeFacts, bonds: &Bonds<'_>) -> BTreeMap<u32, u32> {
+    let ports = facts.links.iter().filter_map(|link| Some((link.index, bond_of(bonds, link)?.index)));
+    ports.filter(|(_, bond)| links.contains_key(bond)).collect()
 }
 
 /// Returns the VLANs whose links have programs for packets that come in, or are ports of a bond
 /// that has them.
-fn vlans(links: &BTreeMap<u32, ServedLink>, facts: &NodeFacts) -> BTreeSet<Vlan> {
+fn vlans(links: &BTreeMap<u32, ServedLink>, facts: &NodeFacts, bonds: &Bonds<'_>) -> BTreeSet<Vlan> {
     let has_programs =
         |link: &Link| links.get(&link.index).is_some_and(|served| served.framing == Framing::Ethernet);
-    let is_served = |link: &&Link| has_programs(link) || bond_of(facts, link).is_some_and(has_programs);
+    let is_served = |link: &&Link| has_programs(link) || bond_of(bonds, link).is_some_and(has_programs);
     facts.links.iter().filter(is_served).filter_map(|link| link.vlan).collect()
 }
 

@@ -111,10 +111,12 @@ fn ports_of_a_bond_and_links_beneath_vlans_leave_packets_to_the_link_above() {
     assert_eq!(names(&view), ["bond0", "bond0.10", "bond0.11", "veth1", "br0"]);
     assert!(!view.has_unserved_links);
     assert_eq!(view.vlans, BTreeSet::from([vlan_of(4, 10), vlan_of(4, 11), vlan_of(7, 12)]));
+    assert_eq!(view.bond_ports, BTreeMap::from([(2, 4), (3, 4), (9, 4)]));
     let except = vec!["bond0".parse().unwrap(), "bond0.11".parse().unwrap()];
     let interfaces = InterfaceGlobs { only: Vec::new(), except };
     let view = node_view(&ModelSettings { interfaces, ..settings() }, None, &facts);
     assert_eq!(names(&view), ["eth0", "bond0.10", "veth1", "br0", "veth1.12"]);
+    assert!(view.bond_ports.is_empty(), "ports do not wait for a bond that is not served");
     assert_eq!(view.vlans, BTreeSet::from([vlan_of(4, 10), vlan_of(7, 12)]));
 }
 

@@ -14,7 +14,7 @@ pub use world::World;
 use super::{
     AddressType, Balance, DetectLocalMode, Device, DsrAnnouncement, EndpointSlice, Forwarding, Hints,
     InterfaceGlobs, IpFamily, Link, LinkAddress, LinkHeader, MacAddress, ModelSettings, Name, NamespacedName,
-    Node, NodeFacts, NodePortAddresses, PodNames, Protocol, ResolvedPort, Service, ServicePort,
+    Node, NodeFacts, NodePortAddresses, Placement, PodNames, Protocol, ResolvedPort, Service, ServicePort,
     ServicePortKey, ServicePortName, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, TrafficPolicy,
     XdpFeatures, XdpPolicy,
 };
@@ -81,6 +81,15 @@ pub fn service(name: &str, cluster_ip: &str) -> Service {
     }
 }
 
+/// Returns the names and cluster IPs of so many Services that two threads share the work
+/// (`parallel.rs`). The names are sorted.
+pub fn many_names() -> impl Iterator<Item = (String, String)> {
+    (0..1_200_u16).map(|number| {
+        let [high, low] = number.to_be_bytes();
+        (format!("a/s{number:04}"), format!("10.96.{high}.{low}"))
+    })
+}
+
 /// Returns a port of a Service, without a node port.
 pub fn service_port(name: &str, protocol: Protocol, port: u16) -> ServicePort {
     ServicePort { name: port_name(name), protocol, port: port_number(port), node_port: None }
@@ -96,7 +105,7 @@ pub fn key(service: &str, port: &str) -> ServicePortKey {
 /// Returns a slice of a Service in the same namespace, with one unnamed TCP port 8080. The first
 /// endpoint determines the family.
 pub fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> EndpointSlice {
-    let first = endpoints.first().and_then(|endpoint| endpoint.address);
+    let first = endpoints.first().map(|endpoint| endpoint.address);
     let address_type =
         if first.is_some_and(|address| address.is_ipv6()) { AddressType::Ipv6 } else { AddressType::Ipv4 };
     EndpointSlice {
@@ -105,7 +114,7 @@ pub fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> Endpoi
         address_type,
         endpoints,
         pods: PodNames::default(),
-        ports: vec![slice_port("", Protocol::Tcp, 8080)],
+        ports: [slice_port("", Protocol::Tcp, 8080)].into(),
         last_change_trigger_time: None,
     }
 }
@@ -118,12 +127,11 @@ pub fn slice_port(name: &str, protocol: Protocol, port: u16) -> SlicePort {
 /// Returns a ready endpoint without a node name.
 pub fn endpoint(address: &str) -> SliceEndpoint {
     SliceEndpoint {
-        address: Some(ip(address)),
+        address: ip(address),
         ready: true,
         serving: true,
         terminating: false,
-        node_name: None,
-        hints: None,
+        placement: Arc::default(),
     }
 }
 
@@ -131,7 +139,7 @@ impl SliceEndpoint {
     /// Sets the node name.
     #[must_use]
     pub fn on(self, node: &str) -> Self {
-        Self { node_name: Some(node.into()), ..self }
+        self.placed(|placement| placement.node_name = Some(node.into()))
     }
 
     /// Makes the endpoint neither ready nor serving.
@@ -149,15 +157,22 @@ impl SliceEndpoint {
     /// Sets zone hints.
     #[must_use]
     pub fn for_zones(self, zones: &[&str]) -> Self {
-        let hints = self.hints.as_deref().cloned().unwrap_or_default();
-        Self { hints: Some(Hints { zones: names(zones), ..hints }.into()), ..self }
+        self.hinted(|hints| hints.zones = names(zones))
     }
 
     /// Sets node hints.
     #[must_use]
     pub fn for_nodes(self, nodes: &[&str]) -> Self {
-        let hints = self.hints.as_deref().cloned().unwrap_or_default();
-        Self { hints: Some(Hints { nodes: names(nodes), ..hints }.into()), ..self }
+        self.hinted(|hints| hints.nodes = names(nodes))
+    }
+
+    fn hinted(self, change: impl FnOnce(&mut Hints)) -> Self {
+        self.placed(|placement| change(Arc::make_mut(placement.hints.get_or_insert_default())))
+    }
+
+    fn placed(mut self, change: impl FnOnce(&mut Placement)) -> Self {
+        change(Arc::make_mut(&mut self.placement));
+        self
     }
 }
 

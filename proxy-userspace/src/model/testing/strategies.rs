@@ -12,7 +12,7 @@ use crate::{
         AddressType, Balance, Delta, DetectLocalMode, Dirty, DsrAnnouncement, EndpointSlice, Forwarding,
         Hints, InterfaceGlobs, Link, LinkAddress, LinkHeader, LinkPath, LoadBalancerIngress,
         LoadBalancerIpMode, MacAddress, ModelSettings, Name, NamespacedName, Node, NodeAddressType,
-        NodeFacts, NodePortAddresses, PortRange, Protocol, Service, ServicePort, ServiceType,
+        NodeFacts, NodePortAddresses, Placement, PortRange, Protocol, Service, ServicePort, ServiceType,
         SessionAffinity, SliceEndpoint, SlicePort, Snapshot, SocketScope, SourceAddress, TrafficPolicy,
         UnixNanos, Vlan, WatchEvent, XdpPolicy,
     },
@@ -277,7 +277,7 @@ pub fn any_slice() -> impl Strategy<Value = EndpointSlice> {
             service: service.map(Name::from),
             address_type,
             endpoints,
-            ports,
+            ports: ports.into(),
             last_change_trigger_time,
         })
 }
@@ -319,12 +319,12 @@ fn any_slice_port() -> impl Strategy<Value = SlicePort> {
 fn any_endpoint() -> impl Strategy<Value = SliceEndpoint> {
     let conditions = (prop::bool::weighted(0.6), any::<bool>(), prop::bool::weighted(0.3));
     let hints = (vec(zone(), 0..3), vec(node_name(), 0..2));
-    let address = option::weighted(0.9, address(&ENDPOINT_IPS));
-    (address, conditions, option::weighted(0.8, node_name()), hints).prop_map(
+    (address(&ENDPOINT_IPS), conditions, option::weighted(0.8, node_name()), hints).prop_map(
         |(address, (ready, serving, terminating), node_name, (zones, nodes))| {
             let hints = Hints { zones: zones.into(), nodes: nodes.into() };
             let hints = (hints != Hints::default()).then(|| hints.into());
-            SliceEndpoint { address, ready, serving, terminating, node_name, hints }
+            let placement = Placement { node_name, hints }.into();
+            SliceEndpoint { address, ready, serving, terminating, placement }
         },
     )
 }

@@ -172,6 +172,18 @@ fn the_service_with_the_smaller_name_gets_a_claimed_address() {
 }
 
 #[test]
+fn of_many_services_the_one_with_the_smaller_name_gets_a_claimed_address() {
+    let services = many_names().map(|(name, cluster_ip)| with_external_ip(&name, &cluster_ip, "192.0.2.1"));
+    let model = model(services.collect(), vec![], vec![]);
+    let owner = key("a/s0000", "");
+    assert_eq!(model.conflicts().count(), 1_199);
+    assert!(model.conflicts().all(|conflict| conflict.owner == owner));
+    for (key, port) in &model.snapshot().ports {
+        assert_eq!(port.frontends.len(), if *key == owner { 2 } else { 1 }, "{key:?}");
+    }
+}
+
+#[test]
 fn an_external_ip_cannot_take_over_a_cluster_ip() {
     let thief = with_external_ip("a/thief", "10.96.0.9", "10.96.0.1");
     let other = load_balancer("b/lb", "10.96.0.8", &["10.96.0.1"]);
@@ -241,7 +253,7 @@ fn health_checks_count_ready_endpoints_of_this_node_by_address() {
     web.ports.push(service_port("other", Protocol::Tcp, 81));
     let ready = || endpoint("10.244.1.1").on(THIS_NODE);
     let mut endpoints = slice("a/s", "x", vec![ready(), endpoint("10.244.2.1").on("n2")]);
-    endpoints.ports.push(slice_port("other", Protocol::Tcp, 8081));
+    endpoints.ports = [slice_port("", Protocol::Tcp, 8080), slice_port("other", Protocol::Tcp, 8081)].into();
     let mut model = model(vec![web.clone()], vec![endpoints.clone()], vec![]);
     let checks = |model: &Model| -> Vec<_> {
         model

@@ -132,8 +132,13 @@ impl OtherNodes {
         mem::replace(&mut self.own, own) != self.own
     }
 
-    /// Applies a change of Nodes. `this` is the name of this node. Returns true if an address
-    /// differs.
+    /// Forgets what this node announces, because it is another node now.
+    pub(super) fn forget_announced(&mut self) {
+        self.announced = None;
+    }
+
+    /// Applies a change of Nodes. `this` is the name of this node; what it announces stays if its
+    /// Node is deleted, as its other facts do. Returns true if an address differs.
     pub(super) fn apply(&mut self, delta: &Delta<Node>, this: &str) -> bool {
         match delta {
             Delta::Apply(node) => self.set(node, this),
@@ -143,9 +148,6 @@ impl OtherNodes {
                 let before = self.nodes.len();
                 self.nodes.retain(|name, _| listed.contains(&**name));
                 let is_removed = self.nodes.len() != before;
-                if !listed.contains(this) {
-                    self.announced = None;
-                }
                 nodes.iter().fold(is_removed, |differs, node| self.set(node, this) || differs)
             }
         }

@@ -74,6 +74,19 @@ async fn only_a_whole_failure_breaks_the_mode() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_exchange_of_programs_does_not_end_a_failure_with_a_part_of_the_changes() {
+    let daemon = Daemon::never_giving_up().await;
+    daemon.fake.kernel().failures_left = usize::MAX;
+    daemon.send(endpoint_is("10.0.0.2")).await;
+    tokio::time::sleep(SYNC / 2).await;
+    daemon.fake.kernel().failures_left = 0;
+    daemon.fake.kernel().can_trace = true;
+    daemon.inspector.trace_end().expect("the loop runs").end().await.expect("an answer");
+    assert!(!daemon.outputs.status.is_failing(SyncTask::Program));
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.2:80"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lasting_failure_is_unhealthy_until_it_ends() {
     let daemon = Daemon::never_giving_up().await;
     daemon.fake.kernel().failures_left = usize::MAX;
@@ -116,6 +129,29 @@ async fn a_failed_family_backs_off_and_the_other_continues() {
     tokio::time::sleep(SYNC).await;
     assert!(health.is_live() && health.is_ready());
     assert_eq!(daemon.fake.kernel().content.ports.len(), 2);
+}
+
+/// Sends a change of endpoints that is made now, and returns how many changes were measured.
+async fn measured(daemon: &Daemon, address: &str) -> String {
+    let slice = EndpointSlice { last_change_trigger_time: Some(now()), ..slice("a", address) };
+    daemon.send(WatchEvent::EndpointSlices(Delta::Apply(slice))).await;
+    daemon.settle().await;
+    daemon.metric("kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_is_measured_at_once_while_a_part_fails_and_never_if_everything_fails() {
+    let daemon = Daemon::never_giving_up().await;
+    daemon.fake.kernel().rejects_link = true;
+    assert_eq!(measured(&daemon, "10.0.0.2").await, "1", "its port is programmed");
+    daemon.fake.kernel().rejects_link = false;
+    tokio::time::sleep(SYNC).await;
+    daemon.fake.kernel().failures_left = usize::MAX;
+    assert_eq!(measured(&daemon, "10.0.0.3").await, "1");
+    daemon.fake.kernel().failures_left = 0;
+    tokio::time::sleep(SYNC).await;
+    assert_eq!(daemon.endpoints("a"), ["10.0.0.3:80"]);
+    assert_eq!(measured(&daemon, "10.0.0.4").await, "2", "not those that waited");
 }
 
 /// Sends a Service that the kernel does not accept.

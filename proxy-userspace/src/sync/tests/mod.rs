@@ -74,28 +74,9 @@ impl Daemon {
         give_up_after: Option<Duration>,
         detect_local: DetectLocalMode,
     ) -> Self {
-        let periods =
-            SyncPeriods { min_sync_period: MIN_SYNC, sync_period: SYNC, give_up_after, wait_for_node: true };
-        let settings = ModelSettings {
-            node_name: "node1".into(),
-            cluster_cidrs: Vec::new(),
-            detect_local,
-            node_port_addresses,
-            loopback_node_ports: true,
-            ignores_external_ips: false,
-            leaves_cluster_ips_of_links: false,
-            masquerade_all: false,
-            masquerade_ports: None,
-            masquerades_with_direct_path: false,
-            balance: Balance::Random,
-            xdp: XdpPolicy::Off,
-            dsr_port: None,
-            dsr_returns: false,
-            bind_address: None,
-            interfaces: InterfaceGlobs::default(),
-        };
+        let settings = settings(node_port_addresses, give_up_after, detect_local);
         let renderer = Box::new(DataplaneRenderer::new(fake.clone()));
-        let settings = watch::Sender::new(SyncSettings { model: settings, periods });
+        let settings = watch::Sender::new(settings);
         let shutdown = CancellationToken::new();
         let now = settings.borrow().clone();
         let mut sync = SyncLoop::new(now, renderer, outputs.clone(), shutdown.clone());
@@ -175,6 +156,34 @@ impl Daemon {
     }
 }
 
+fn settings(
+    node_port_addresses: NodePortAddresses,
+    give_up_after: Option<Duration>,
+    detect_local: DetectLocalMode,
+) -> SyncSettings {
+    let periods =
+        SyncPeriods { min_sync_period: MIN_SYNC, sync_period: SYNC, give_up_after, wait_for_node: true };
+    let model = ModelSettings {
+        node_name: "node1".into(),
+        cluster_cidrs: Vec::new(),
+        detect_local,
+        node_port_addresses,
+        loopback_node_ports: true,
+        ignores_external_ips: false,
+        leaves_cluster_ips_of_links: false,
+        masquerade_all: false,
+        masquerade_ports: None,
+        masquerades_with_direct_path: false,
+        balance: Balance::Random,
+        xdp: XdpPolicy::Off,
+        dsr_port: None,
+        dsr_returns: false,
+        bind_address: None,
+        interfaces: InterfaceGlobs::default(),
+    };
+    SyncSettings { model, periods }
+}
+
 fn service(name: &str, cluster_ip: &str) -> Service {
     testing::service(&format!("default/{name}"), cluster_ip)
 }
@@ -190,7 +199,7 @@ fn with_health_check(name: &str, port: u16) -> Service {
 
 fn slice(service: &str, address: &str) -> EndpointSlice {
     let name = format!("default/{service}-1");
-    let ports = vec![testing::slice_port("", Protocol::Tcp, 80)];
+    let ports = [testing::slice_port("", Protocol::Tcp, 80)].into();
     EndpointSlice { ports, ..testing::slice(&name, service, vec![testing::endpoint(address)]) }
 }
 
@@ -421,6 +430,30 @@ async fn the_time_from_a_change_to_the_kernel_is_measured() {
         assert_eq!(count("IPv4"), expected, "a change before the start does not count");
         assert_eq!(count("IPv6"), "0", "the other family has not changed");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_that_never_pause_do_not_keep_out_the_rest() {
+    let settings = watch::Sender::new(settings(NodePortAddresses::All, None, DetectLocalMode::ClusterCidr));
+    let now = settings.borrow().clone();
+    let renderer = Box::new(DataplaneRenderer::new(FakeDataplane::default()));
+    let outputs = Outputs::new(2 * SYNC, NodeEvents::default());
+    let mut sync = SyncLoop::new(now, renderer, outputs, CancellationToken::new());
+    let (facts, node_facts) = watch::channel(None);
+    let (_, events) = mpsc::channel(1);
+    let (drift, inspector) = (Arc::new(Notify::new()), Inspector::default());
+    let requests = inspector.open();
+    let mut inputs = Inputs { events, node_facts, drift, settings: settings.subscribe(), requests };
+    let mut read = Box::pin(inspector.read(|_| ()));
+    assert!(read.as_mut().now_or_never().is_none());
+    facts.send_replace(Some(NodeFacts::default()));
+    settings.send_modify(|_| {});
+    inputs.drift.notify_one();
+    sync.take_events(endpoint_is("10.0.0.2"), &mut inputs, &mut ()).expect("nothing is programmed");
+    assert_eq!(read.now_or_never(), Some(Err(NoAnswer::NotSynced)));
+    assert!(!inputs.node_facts.has_changed().expect("open"));
+    assert!(!inputs.settings.has_changed().expect("open"));
+    assert!(inputs.drift.notified().now_or_never().is_none());
 }
 
 #[tokio::test(start_paused = true)]

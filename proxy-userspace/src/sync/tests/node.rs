@@ -180,3 +180,13 @@ async fn health_check_ports_listen_where_node_ports_are_served_in_each_family() 
         assert_eq!(daemon.outputs.health_checks.borrow().listen_on, expected.into(), "{ranges:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_being_deleted_is_not_ready_also_while_the_kernel_refuses_changes() {
+    let daemon = Daemon::synced().await;
+    assert!(daemon.outputs.health.is_ready());
+    daemon.fake.kernel().failures_left = usize::MAX;
+    daemon.send(WatchEvent::Nodes(Delta::Apply(Node { being_deleted: true, ..node() }))).await;
+    daemon.settle().await;
+    assert!(daemon.outputs.health.is_live() && !daemon.outputs.health.is_ready());
+}

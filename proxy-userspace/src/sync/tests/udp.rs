@@ -5,7 +5,7 @@ use super::*;
 fn dns(endpoint: &str) -> [WatchEvent; 2] {
     let ports = vec![testing::service_port("", Protocol::Udp, 53)];
     let service = Service { ports, ..service("dns", "10.96.0.53") };
-    let ports = vec![testing::slice_port("", Protocol::Udp, 53)];
+    let ports = [testing::slice_port("", Protocol::Udp, 53)].into();
     let slice = EndpointSlice { ports, ..slice("dns", endpoint) };
     [WatchEvent::Services(Delta::Apply(service)), WatchEvent::EndpointSlices(Delta::Apply(slice))]
 }

@@ -50,6 +50,11 @@ impl Breaker {
         self.0.send_replace(true);
     }
 
+    /// Returns true if both are of the same connection.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Returns true if [`Self::break_now`] was called.
     pub(super) fn has_broken(&self) -> bool {
         *self.0.borrow()

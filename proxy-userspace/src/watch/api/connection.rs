@@ -23,7 +23,7 @@ use tokio::{
 use tower::{BoxError, Service};
 
 use super::{
-    breaker::{CertificateReplaced, ResponseBody},
+    breaker::{Breaker, CertificateReplaced, ResponseBody},
     credentials::{Credential, CredentialError, Credentials},
     dial::{Connection, DialError, Dialer, Sender, Target},
     pool::Pool,
@@ -54,15 +54,22 @@ pub(super) struct ResponseLimit(pub(super) Duration);
 #[derive(Clone)]
 pub(super) struct Origin {
     shared: Arc<Shared>,
-    target: Arc<Target>,
+    peer: Peer,
 }
 
 impl Origin {
-    /// Makes the next requests go to another server, because the rest of the response does not come
-    /// in time.
+    /// Makes the next requests go to another server, or at least on another connection, because the
+    /// rest of the response does not come in time.
     pub(super) fn leave(&self) {
-        self.shared.leave(&self.target);
+        self.shared.leave(&self.peer, true);
     }
+}
+
+/// What a request is sent to: an address, and the connection once there is one.
+#[derive(Clone)]
+struct Peer {
+    target: Arc<Target>,
+    connection: Option<Breaker>,
 }
 
 /// Why there was no response.
@@ -138,22 +145,23 @@ impl Shared {
         request: Request<Body>,
     ) -> Result<Response<ResponseBody>, ConnectionError> {
         let (method, started) = (request.method().clone(), Instant::now());
-        let mut target = self.dialer.first();
-        let mut response = self.authenticate_and_send(request, &mut target).await;
+        let mut peer = Peer { target: self.dialer.first(), connection: None };
+        let mut response = self.authenticate_and_send(request, &mut peer).await;
         (self.on_request)(&ApiRequest {
             method: &method,
-            host: target.host_and_port(),
+            host: peer.target.host_and_port(),
             status: response.as_ref().ok().map(Response::status),
             took: started.elapsed(),
             date: response.as_ref().ok().and_then(|response| date_of(response.headers())),
         });
         match &mut response {
             Ok(response) if !is_unable(response.status()) => {
-                response.extensions_mut().insert(Origin { shared: Arc::clone(self), target });
+                response.extensions_mut().insert(Origin { shared: Arc::clone(self), peer });
             }
             // A webhook may refuse what is written, with the same answer from each server.
             Ok(response) if method != Method::GET && !is_gateway_error(response.status()) => {}
-            Ok(_) | Err(ConnectionError::Timeout(_)) => self.leave(&target),
+            Ok(response) => self.leave(&peer, is_gateway_error(response.status())),
+            Err(ConnectionError::Timeout(_)) => self.leave(&peer, true),
             Err(_) => {}
         }
         response
@@ -162,7 +170,7 @@ impl Shared {
     async fn authenticate_and_send(
         &self,
         mut request: Request<Body>,
-        target: &mut Arc<Target>,
+        peer: &mut Peer,
     ) -> Result<Response<ResponseBody>, ConnectionError> {
         let limit = request.extensions_mut().remove::<ResponseLimit>();
         let credential = self.credentials.current().await?;
@@ -170,7 +178,7 @@ impl Shared {
         if let Some(authorization) = &credential.authorization {
             request.headers_mut().insert(AUTHORIZATION, authorization.clone());
         }
-        let exchange = self.exchange(request, &credential, target);
+        let exchange = self.exchange(request, &credential, peer);
         let response = match limit {
             Some(ResponseLimit(limit)) => {
                 timeout(limit, exchange).await.map_err(|_| ConnectionError::Timeout(limit))??
@@ -179,22 +187,26 @@ impl Shared {
         };
         if response.status() == StatusCode::UNAUTHORIZED {
             self.credentials.reject(&credential).await;
+            // It may still have a client certificate that was replaced since.
+            if credential.identity.is_some() || self.dialer.has_identity_files() {
+                self.leave_connection(peer);
+            }
         }
         Ok(response)
     }
 
-    /// Sends a request on a connection. Sets `target` to the address that got it.
+    /// Sends a request on a connection. Sets `peer` to the one that got it.
     async fn exchange(
         &self,
         mut request: Request<Body>,
         credential: &Credential,
-        target: &mut Arc<Target>,
+        peer: &mut Peer,
     ) -> Result<Response<ResponseBody>, ConnectionError> {
         let path = request.uri().path_and_query().cloned();
         loop {
             let (mut connection, is_new) = self.connection(credential).await?;
-            target.clone_from(&connection.target);
             let breaker = connection.breaker.clone();
+            *peer = Peer { target: Arc::clone(&connection.target), connection: Some(breaker.clone()) };
             address(&mut request, &connection, path.as_ref())?;
             let sent = match &mut connection.sender {
                 Sender::Http2(sender) => sender.try_send_request(request).await,
@@ -247,11 +259,19 @@ impl Shared {
         }
     }
 
-    /// Makes the next requests go to another server than `target`. If there is none, does nothing.
-    fn leave(&self, target: &Arc<Target>) {
-        if self.dialer.leave(target) {
-            self.pool.leave(target);
+    /// Makes the next requests go to another server. If there is none and the server hangs, they go
+    /// at least on another connection: there may be other servers behind the same address.
+    fn leave(&self, peer: &Peer, is_hung: bool) {
+        if self.dialer.leave(&peer.target) {
+            self.pool.leave(&peer.target);
+        } else if is_hung {
+            self.leave_connection(peer);
         }
+    }
+
+    /// Keeps new requests away from a connection. Its responses go on.
+    fn leave_connection(&self, peer: &Peer) {
+        peer.connection.iter().for_each(|connection| self.pool.leave_connection(connection));
     }
 }
 

@@ -139,6 +139,11 @@ impl Dialer {
         self.targets.len()
     }
 
+    /// Returns true if the client certificate comes from files.
+    pub(super) fn has_identity_files(&self) -> bool {
+        self.tls.identity_paths().is_some()
+    }
+
     /// Makes the next connection start with the address after `target`, which does not serve now.
     /// Returns false if there is only one address.
     pub(super) fn leave(&self, target: &Arc<Target>) -> bool {

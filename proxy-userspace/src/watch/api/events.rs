@@ -10,13 +10,16 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::{sync::mpsc, time::sleep};
+use tokio::time::sleep;
 
 use super::{
     failure::{Failure, FailureClass},
     response,
 };
-use crate::{model::NamespacedName, node::NodeEvent};
+use crate::{
+    model::NamespacedName,
+    node::{NodeEvent, PendingEvents},
+};
 
 /// The namespace of Events about objects without a namespace.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -29,13 +32,14 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Writes all events that come, until all senders are gone. If the server does not accept an Event
-/// after some attempts, that is logged, and the Event is lost.
-pub async fn record_events(client: &kube::Client, node_name: &str, events: &mut mpsc::Receiver<NodeEvent>) {
-    while let Some(event) = events.recv().await {
-        let body = body(node_name, &event, Timestamp::now());
-        if let Err(failure) = write(client, &body).await {
+/// after some attempts, that is logged, and the Event is lost. If this is dropped while it writes
+/// an Event, the next call writes that one again.
+pub async fn record_events(client: &kube::Client, node_name: &str, events: &mut PendingEvents) {
+    while let Some((event, time)) = events.next().await {
+        if let Err(failure) = write(client, &body(node_name, event, time)).await {
             tracing::info!(reason = event.reason, error = %failure, "cannot write an Event; it is lost");
         }
+        events.is_written();
     }
 }
 
@@ -53,9 +57,11 @@ async fn write(client: &kube::Client, body: &Value) -> Result<(), Failure> {
 
 /// Returns true if a later attempt may succeed.
 fn is_temporary(failure: &Failure) -> bool {
-    !matches!(failure.class, FailureClass::Forbidden | FailureClass::Status(400..=499))
+    !matches!(failure.class, FailureClass::Forbidden | FailureClass::Status(400..=428 | 430..=499))
 }
 
+/// Writes an Event. Its name has its time, so one that is there was written before, and the answer
+/// did not come.
 async fn post(client: &kube::Client, body: &Value) -> Result<(), Failure> {
     /// The created Event, whose content is not needed.
     #[derive(Deserialize)]
@@ -66,7 +72,10 @@ async fn post(client: &kube::Client, body: &Value) -> Result<(), Failure> {
         .header(http::header::CONTENT_TYPE, "application/json")
         .body(body.to_string().into_bytes())
         .map_err(Failure::invalid)?;
-    response::request(client, request, RESPONSE_TIMEOUT).await.map(|Created {}| ())
+    match response::request(client, request, RESPONSE_TIMEOUT).await {
+        Err(Failure { class: FailureClass::Status(409), .. }) => Ok(()),
+        created => created.map(|Created {}| ()),
+    }
 }
 
 fn body(node_name: &str, event: &NodeEvent, now: Timestamp) -> Value {
@@ -100,7 +109,58 @@ fn body(node_name: &str, event: &NodeEvent, now: Timestamp) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        future, io,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
+    };
+
+    use http_body_util::BodyExt as _;
+    use kube::client::Body;
+    use tokio::{sync::mpsc, time::timeout};
+    use tower::BoxError;
+
     use super::*;
+    use crate::node::NodeEvents;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_whose_writing_is_given_up_is_written_by_the_next_recording() {
+        let (events, pending) = NodeEvents::channel();
+        let mut pending = PendingEvents::new(pending);
+        events.normal("Starting", "");
+        drop(events);
+        let (sender, mut bodies) = mpsc::unbounded_channel();
+        let is_first = Arc::new(AtomicBool::new(true));
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let (sender, is_first) = (sender.clone(), is_first.swap(false, Ordering::Relaxed));
+            async move {
+                let body = request.into_body().collect().await?.to_bytes();
+                sender.send(body).map_err(io::Error::other)?;
+                if is_first {
+                    future::pending::<()>().await;
+                }
+                Ok::<_, BoxError>(http::Response::new(Body::from(b"{}".to_vec())))
+            }
+        });
+        let client = kube::Client::new(service, "default");
+        let second = Duration::from_secs(1);
+        assert!(timeout(second, record_events(&client, "n1", &mut pending)).await.is_err());
+        let first = bodies.try_recv().expect("a request");
+        timeout(second, record_events(&client, "n1", &mut pending)).await.expect("it ends");
+        assert_eq!(bodies.try_recv(), Ok(first), "the server would not write it twice");
+        assert!(bodies.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_refusal_is_final_but_an_overloaded_server_is_asked_again() {
+        for (code, expected) in
+            [(400, false), (403, false), (404, false), (422, false), (401, true), (429, true), (503, true)]
+        {
+            assert_eq!(is_temporary(&Failure::status(code, "no")), expected, "{code}");
+        }
+    }
 
     #[test]
     fn an_event_about_the_node_is_valid_for_the_server() {

@@ -17,7 +17,7 @@ mod failure;
 mod gzip;
 mod list_reader;
 mod no_proxy;
-mod pods;
+mod object_reader;
 mod pool;
 mod proxy;
 mod reflector;
@@ -40,7 +40,7 @@ pub use self::{
     client::kube_client,
     credentials::CredentialError,
     events::record_events,
-    pods::{PodError, PodReader},
+    object_reader::{ObjectReader, PodError},
     proxy::ProxyUrlError,
     requests::{ApiRequest, OnApiRequest, ignore_api_requests},
 };
@@ -166,8 +166,11 @@ impl ApiSource {
                 reflector.run().await;
             }
         };
-        // In this order also on the connection. The Node comes first, as with kube-proxy.
-        tokio::join!(biased; nodes.run(), services.run(), slices.run(), service_cidrs);
+        // Requests are sent in this order. The Node comes first, as with kube-proxy. The futures
+        // are large, so they are boxed.
+        let (nodes, services, slices) =
+            (Box::pin(nodes.run()), Box::pin(services.run()), Box::pin(slices.run()));
+        tokio::join!(biased; nodes, services, slices, service_cidrs);
         Ok(())
     }
 

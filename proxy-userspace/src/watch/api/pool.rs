@@ -59,6 +59,11 @@ impl Pool {
         self.connections().open.retain(|connection| !Arc::ptr_eq(&connection.target, target));
     }
 
+    /// Keeps new requests away from one connection. Its responses go on.
+    pub(super) fn leave_connection(&self, left: &Breaker) {
+        self.connections().open.retain(|connection| !connection.breaker.is_same(left));
+    }
+
     fn connections(&self) -> MutexGuard<'_, Connections> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

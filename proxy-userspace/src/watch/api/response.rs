@@ -139,7 +139,7 @@ impl Response {
         }
     }
 
-    /// Makes the next requests go to another server.
+    /// Makes the next requests go to another server, or at least on another connection.
     fn leave_server(&self) {
         if let Some(origin) = &self.origin {
             origin.leave();
@@ -158,7 +158,10 @@ impl Response {
                 Ok(Some(Err(error))) => return Err(Failure::disconnected(&*error)),
                 // An incomplete event is dropped: the next watch sends it again.
                 Ok(None) => return Ok(Part::End),
-                Err(_) => return Ok(Part::Timeout),
+                Err(_) => {
+                    self.leave_server();
+                    return Ok(Part::Timeout);
+                }
             }
         }
     }
@@ -167,7 +170,7 @@ impl Response {
     pub(super) fn received_event(&mut self) -> Result<Option<Bytes>, Failure> {
         while !self.received.is_empty() {
             let event = match self.encoding {
-                ContentType::Json => self.received_line(),
+                ContentType::Json => self.received_line()?,
                 ContentType::Protobuf => self.received_message()?,
             };
             if event.is_some() {
@@ -178,17 +181,20 @@ impl Response {
     }
 
     /// Returns the next line if it is complete and not empty.
-    fn received_line(&mut self) -> Option<Bytes> {
+    fn received_line(&mut self) -> Result<Option<Bytes>, Failure> {
         let Some(end) = memchr::memchr(b'\n', &self.received) else {
             self.event.extend_from_slice(&mem::take(&mut self.received));
-            return None;
+            if self.event.len() > MAX_MESSAGE {
+                return Err(Failure::invalid(format!("a line has more than {MAX_MESSAGE} bytes, the limit")));
+            }
+            return Ok(None);
         };
         let mut line = self.received.split_to(end + 1);
         if !self.event.is_empty() {
             self.event.extend_from_slice(&line);
             line = self.event.split().freeze();
         }
-        (!line.trim_ascii().is_empty()).then_some(line)
+        Ok((!line.trim_ascii().is_empty()).then_some(line))
     }
 
     /// Returns the next message if it is complete.
@@ -264,6 +270,15 @@ mod tests {
             let read = events(response(messages, size, ContentType::Protobuf)).await.expect("messages");
             assert_eq!(read, [&b"one"[..], b"", b"four\n"], "{size}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_line_without_end_is_refused() {
+        let endless = vec![b'x'; MAX_MESSAGE + 1];
+        let failure = events(response(&endless, 1 << 20, ContentType::Json)).await.expect_err("too long");
+        assert!(failure.to_string().contains("a line has more than 16777216 bytes"), "{failure}");
+        let longest = events(response(&endless[1..], 1 << 20, ContentType::Json)).await;
+        assert_eq!(longest.expect("an incomplete line").len(), 0);
     }
 
     /// Requests something from a server that gives this answer.

@@ -65,6 +65,12 @@ impl Tls {
     /// Reads the files of the client certificate and its key. Returns none if they do not come from
     /// files, or cannot be read now.
     pub(super) fn identity_files(&self) -> Option<[Vec<u8>; 2]> {
+        let [certificate, key] = self.identity_paths()?;
+        Some([fs::read(certificate).ok()?, fs::read(key).ok()?])
+    }
+
+    /// Returns the paths of the client certificate and its key, if they come from files.
+    pub(super) fn identity_paths(&self) -> Option<[&str; 2]> {
         let AuthInfo {
             client_certificate,
             client_certificate_data: None,
@@ -75,7 +81,7 @@ impl Tls {
         else {
             return None;
         };
-        Some([fs::read(client_certificate.as_deref()?).ok()?, fs::read(client_key.as_deref()?).ok()?])
+        Some([client_certificate.as_deref()?, client_key.as_deref()?])
     }
 
     /// Returns true if there are certificate and key now, and they belong together.

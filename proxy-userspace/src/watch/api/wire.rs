@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use super::failure::Failure;
 use crate::{
-    model::Interner,
+    model::SharedValues,
     net::ContentType,
     watch::decode::{
         self, Decoded, Kind, Problem, RawMetadata,
@@ -109,14 +109,14 @@ impl<'a> Event<'a> {
 }
 
 impl Object<'_> {
-    /// Decodes the object. Names that many objects repeat become shared copies.
+    /// Decodes the object. Values that many objects repeat become shared copies.
     ///
     /// # Errors
     /// Returns an error if a field has the wrong type: then nothing can be decoded.
-    pub(super) fn decode<K: Kind>(&self, strings: &mut Interner<str>) -> Result<Decoded<'_, K>, Problem> {
+    pub(super) fn decode<K: Kind>(&self, shared: &mut SharedValues) -> Result<Decoded<'_, K>, Problem> {
         match self {
-            Self::Json(text) => decode::decode_json(text.get(), strings),
-            Self::Protobuf(message) => decode::decode_protobuf(message, strings),
+            Self::Json(text) => decode::decode_json(text.get(), shared),
+            Self::Protobuf(message) => decode::decode_protobuf(message, shared),
         }
     }
 

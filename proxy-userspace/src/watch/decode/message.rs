@@ -15,12 +15,16 @@ use prost::{
     DecodeError,
     encoding::{DecodeContext, WireType, check_wire_type, decode_key, decode_varint, skip_field},
 };
+use smallvec::SmallVec;
 
 /// The text of a field. Decoded from protobuf, it borrows from the object's bytes.
 pub(in crate::watch) type Text<'a> = Cow<'a, str>;
 
 /// Bytes of a field, which may be no text.
 pub(in crate::watch) type Bytes<'a> = Cow<'a, [u8]>;
+
+/// A list that nearly always has one entry. One entry takes no allocation.
+pub(in crate::watch) type MostlyOne<T> = SmallVec<[T; 1]>;
 
 /// Why bytes are no message.
 #[derive(Debug, thiserror::Error)]
@@ -163,6 +167,18 @@ impl<'a, V: Value<'a>> Value<'a> for Option<V> {
 
 impl<'a, V: Value<'a>> Value<'a> for Vec<V> {
     fn read(&mut self, wire_type: WireType, bytes: &mut &'a [u8]) -> Result<(), MessageError> {
+        // Entries are large, so each is read in place.
+        self.push_mut(V::default()).read(wire_type, bytes)
+    }
+
+    #[cfg(test)]
+    fn write(&self, tag: u32, out: &mut Vec<u8>) {
+        write_each(self, tag, out);
+    }
+}
+
+impl<'a, V: Value<'a>> Value<'a> for MostlyOne<V> {
+    fn read(&mut self, wire_type: WireType, bytes: &mut &'a [u8]) -> Result<(), MessageError> {
         let mut value = V::default();
         value.read(wire_type, bytes)?;
         self.push(value);
@@ -171,9 +187,7 @@ impl<'a, V: Value<'a>> Value<'a> for Vec<V> {
 
     #[cfg(test)]
     fn write(&self, tag: u32, out: &mut Vec<u8>) {
-        for value in self {
-            value.write(tag, out);
-        }
+        write_each(self, tag, out);
     }
 }
 
@@ -192,6 +206,13 @@ pub(in crate::watch) fn delimited<'a>(
 /// Skips a field that is not used.
 pub(in crate::watch) fn skip(tag: u32, wire_type: WireType, bytes: &mut &[u8]) -> Result<(), MessageError> {
     Ok(skip_field(wire_type, tag, bytes, DecodeContext::default())?)
+}
+
+#[cfg(test)]
+fn write_each<'a, V: Value<'a>>(values: &[V], tag: u32, out: &mut Vec<u8>) {
+    for value in values {
+        value.write(tag, out);
+    }
 }
 
 #[cfg(test)]

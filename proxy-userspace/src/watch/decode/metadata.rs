@@ -1,8 +1,11 @@
 //! The metadata of objects: of labels and annotations, only those that shunt uses.
 
+use std::marker::PhantomData;
+
+use prost::encoding::WireType;
 use serde::{Deserialize, Deserializer, de};
 
-use super::message::{Bytes, Text, message};
+use super::message::{Bytes, MessageError, MostlyOne, Text, Value, message};
 
 /// kube-proxy does not watch Services with this label.
 pub(in crate::watch) const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -45,10 +48,8 @@ pub(in crate::watch) struct RawMetadata<'a> {
     namespace: Option<Text<'a>>,
     pub(in crate::watch) resource_version: Option<Text<'a>>,
     deletion_timestamp: Option<RawTime>,
-    #[serde(deserialize_with = "used_entries")]
-    labels: Vec<RawEntry<'a>>,
-    #[serde(deserialize_with = "used_entries")]
-    annotations: Vec<RawEntry<'a>>,
+    labels: UsedEntries<'a>,
+    annotations: UsedEntries<'a>,
 }
 message!(RawMetadata<'a> {
     name = 1, namespace = 3, resource_version = 6, deletion_timestamp = 9, labels = 11, annotations = 12,
@@ -59,8 +60,11 @@ message!(RawMetadata<'a> {
 struct RawTime {}
 message!(RawTime {});
 
-/// An entry of a map from text to text. Protobuf decodes all entries, and one that is not UTF-8
-/// must not make the object invalid unless it is used.
+/// The entries of labels or annotations that are used.
+#[derive(Debug, Default)]
+struct UsedEntries<'a>(MostlyOne<RawEntry<'a>>);
+
+/// An entry of a map from text to text. One whose value is not UTF-8 counts as absent.
 #[derive(Debug, Default)]
 struct RawEntry<'a> {
     key: Bytes<'a>,
@@ -71,12 +75,12 @@ message!(RawEntry<'a> { key = 1, value = 2 });
 impl RawMetadata<'_> {
     /// Returns the value of a label.
     pub(super) fn label(&self, key: &str) -> Option<&str> {
-        value(&self.labels, key)
+        self.labels.value(key)
     }
 
     /// Returns the value of an annotation.
     pub(in crate::watch) fn annotation(&self, key: &str) -> Option<&str> {
-        value(&self.annotations, key)
+        self.annotations.value(key)
     }
 
     /// Returns true if the object is being deleted.
@@ -105,10 +109,28 @@ impl RawMetadata<'_> {
     }
 }
 
-/// Returns the value of a key. As with Go's maps, the last entry counts.
-fn value<'a>(entries: &'a [RawEntry<'_>], key: &str) -> Option<&'a str> {
-    let entry = entries.iter().rev().find(|entry| *entry.key == *key.as_bytes())?;
-    std::str::from_utf8(&entry.value).ok()
+impl UsedEntries<'_> {
+    /// Returns the value of a key. As with Go's maps, the last entry counts.
+    fn value(&self, key: &str) -> Option<&str> {
+        let entry = self.0.iter().rev().find(|entry| *entry.key == *key.as_bytes())?;
+        std::str::from_utf8(&entry.value).ok()
+    }
+}
+
+impl<'a> Value<'a> for UsedEntries<'a> {
+    fn read(&mut self, wire_type: WireType, bytes: &mut &'a [u8]) -> Result<(), MessageError> {
+        let mut entry = RawEntry::default();
+        entry.read(wire_type, bytes)?;
+        if used_key(&entry.key).is_some() {
+            self.0.push(entry);
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn write(&self, tag: u32, out: &mut Vec<u8>) {
+        self.0.write(tag, out);
+    }
 }
 
 impl<'de> Deserialize<'de> for RawTime {
@@ -117,26 +139,29 @@ impl<'de> Deserialize<'de> for RawTime {
     }
 }
 
-/// Decodes a map of JSON or YAML, and keeps the used entries. Other values may be of any type.
-fn used_entries<'de, 'a, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RawEntry<'a>>, D::Error> {
-    deserializer.deserialize_option(UsedEntries)
+/// Values of entries that are not used may be of any type.
+impl<'de> Deserialize<'de> for UsedEntries<'_> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_option(EntriesVisitor(PhantomData))
+    }
 }
 
-struct UsedEntries;
+/// The lifetime is that of the entries. They own their text.
+struct EntriesVisitor<'a>(PhantomData<UsedEntries<'a>>);
 
-impl<'de> de::Visitor<'de> for UsedEntries {
-    type Value = Vec<RawEntry<'static>>;
+impl<'de, 'a> de::Visitor<'de> for EntriesVisitor<'a> {
+    type Value = UsedEntries<'a>;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("a map")
     }
 
     fn visit_none<E>(self) -> Result<Self::Value, E> {
-        Ok(Vec::new())
+        Ok(UsedEntries::default())
     }
 
     fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(Vec::new())
+        Ok(UsedEntries::default())
     }
 
     fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -144,7 +169,7 @@ impl<'de> de::Visitor<'de> for UsedEntries {
     }
 
     fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut entries = Vec::new();
+        let mut entries = MostlyOne::new();
         while let Some(UsedKey(key)) = map.next_key()? {
             if let Some(key) = key {
                 let value: Option<String> = map.next_value()?;
@@ -155,8 +180,13 @@ impl<'de> de::Visitor<'de> for UsedEntries {
                 map.next_value::<de::IgnoredAny>()?;
             }
         }
-        Ok(entries)
+        Ok(UsedEntries(entries))
     }
+}
+
+/// Returns the key if its entry is used.
+fn used_key(key: &[u8]) -> Option<&'static str> {
+    USED.into_iter().find(|used| used.as_bytes() == key)
 }
 
 /// A key; none if the entry is not used.
@@ -176,6 +206,6 @@ impl de::Visitor<'_> for UsedKey {
     }
 
     fn visit_str<E>(self, key: &str) -> Result<Self, E> {
-        Ok(Self(USED.into_iter().find(|used| *used == key)))
+        Ok(Self(used_key(key.as_bytes())))
     }
 }

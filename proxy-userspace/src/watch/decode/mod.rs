@@ -24,13 +24,13 @@ use serde::{Deserialize, de::DeserializeOwned};
 use self::message::{Message, MessageError};
 pub(super) use self::{
     message::Text,
-    metadata::{DSR as DSR_ANNOTATION, INITIAL_EVENTS_END, RawMetadata},
+    metadata::{DSR as DSR_ANNOTATION, INITIAL_EVENTS_END, RawMetadata, SERVICE_PROXY_NAME},
     pod::pod_place,
     raw::RawPod,
 };
 use crate::model::{
     Delta, EndpointSlice, Interner, InvalidName, ListPart, Name, NamespacedName, Node, Service, ServiceCidr,
-    WatchEvent,
+    SharedValues, WatchEvent,
 };
 
 /// An invalid field of an object.
@@ -97,7 +97,7 @@ pub(super) trait Kind: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     fn from_raw(
         name: NamespacedName,
         raw: Self::Raw<'_>,
-        strings: &mut Interner<str>,
+        shared: &mut SharedValues,
         problems: &mut Problems,
     ) -> Self;
     /// Returns the name in an object's metadata, if it is valid.
@@ -153,10 +153,10 @@ macro_rules! kind {
             fn from_raw(
                 name: NamespacedName,
                 raw: Self::Raw<'_>,
-                strings: &mut Interner<str>,
+                shared: &mut SharedValues,
                 problems: &mut Problems,
             ) -> Self {
-                $from_raw(name, raw, strings, problems)
+                $from_raw(name, raw, shared, problems)
             }
             fn key(&self) -> NamespacedName {
                 self.name.clone().into()
@@ -169,7 +169,7 @@ macro_rules! kind {
 }
 kind!(Service: "Service", "", "services", namespaced: true,
     name: Name::label, Services, RawService, service::service,
-    excluded: metadata::SERVICE_PROXY_NAME, in_parts: ServicePart);
+    excluded: SERVICE_PROXY_NAME, in_parts: ServicePart);
 kind!(EndpointSlice: "EndpointSlice", "discovery.k8s.io", "endpointslices", namespaced: true,
     name: Name::subdomain, EndpointSlices, RawEndpointSlice, slice::endpoint_slice,
     excluded: metadata::HEADLESS, in_parts: EndpointSlicePart);
@@ -193,35 +193,35 @@ pub(super) struct Decoded<'a, K> {
     pub(super) problems: Vec<Problem>,
 }
 
-/// Decodes one object. Names that many objects repeat become shared copies.
+/// Decodes one object. Values that many objects repeat become shared copies.
 ///
 /// # Errors
 /// Returns an error if a field has the wrong JSON type: then nothing can be decoded.
 pub(super) fn decode<'de, K, D>(
     deserializer: D,
-    strings: &mut Interner<str>,
+    shared: &mut SharedValues,
 ) -> Result<Decoded<'static, K>, Problem>
 where
     K: Kind,
     D: serde::Deserializer<'de>,
 {
-    deserialize(deserializer).map(|raw| from_raw(raw, strings))
+    deserialize(deserializer).map(|raw| from_raw(raw, shared))
 }
 
 /// Decodes one object of JSON.
 ///
-/// The first pass does not note the path of each field, which would take nearly as long as decoding.
-/// If it fails, a second pass finds the path for the error.
+/// The first pass does not note the path of each field, which would take nearly as long as
+/// decoding. If it fails, a second pass finds the path for the error.
 ///
 /// # Errors
 /// The same as of [`decode`].
 pub(super) fn decode_json<K: Kind>(
     json: &str,
-    strings: &mut Interner<str>,
+    shared: &mut SharedValues,
 ) -> Result<Decoded<'static, K>, Problem> {
     match serde_json::from_str(json) {
-        Ok(raw) => Ok(from_raw(raw, strings)),
-        Err(_) => decode(&mut serde_json::Deserializer::from_str(json), strings),
+        Ok(raw) => Ok(from_raw(raw, shared)),
+        Err(_) => decode(&mut serde_json::Deserializer::from_str(json), shared),
     }
 }
 
@@ -231,31 +231,32 @@ pub(super) fn decode_json<K: Kind>(
 /// Returns an error if these are no bytes of a message, or if a field has another type.
 pub(super) fn decode_protobuf<'a, K: Kind>(
     object: &'a [u8],
-    strings: &mut Interner<str>,
+    shared: &mut SharedValues,
 ) -> Result<Decoded<'a, K>, Problem> {
-    K::Raw::decode(object).map(|raw| from_raw(raw, strings)).map_err(|error| undecodable(&error))
+    K::Raw::decode(object).map(|raw| from_raw(raw, shared)).map_err(|error| undecodable(&error))
 }
 
 fn undecodable(error: &MessageError) -> Problem {
     Problem { field: String::new(), what: error.to_string() }
 }
 
-fn from_raw<'a, K: Kind>(raw: K::Raw<'a>, strings: &mut Interner<str>) -> Decoded<'a, K> {
+fn from_raw<'a, K: Kind>(raw: K::Raw<'a>, shared: &mut SharedValues) -> Decoded<'a, K> {
     let metadata = K::metadata(&raw);
     let selected = metadata.is_none_or(|metadata| !K::is_excluded(metadata));
     let resource_version = metadata.and_then(|metadata| metadata.resource_version.clone());
     let mut problems = Problems::default();
-    let name = K::checked_name(metadata.unwrap_or(&RawMetadata::default()), strings, &mut problems);
+    let name =
+        K::checked_name(metadata.unwrap_or(&RawMetadata::default()), &mut shared.strings, &mut problems);
     let written_name = metadata.filter(|_| name.is_none()).and_then(RawMetadata::written_name);
-    let object = name.map(|name| K::from_raw(name, raw, strings, &mut problems));
+    let object = name.map(|name| K::from_raw(name, raw, shared, &mut problems));
     Decoded { object, written_name, selected, resource_version, problems: problems.0 }
 }
 
 /// Decodes only the metadata of an object. Its other fields may be invalid.
-pub(super) fn decode_metadata<'de, D: serde::Deserializer<'de>>(
+pub(super) fn decode_metadata<'de, 'a, D: serde::Deserializer<'de>>(
     deserializer: D,
-) -> Result<RawMetadata<'static>, Problem> {
-    let object: raw::RawObject<'static> = deserialize(deserializer)?;
+) -> Result<RawMetadata<'a>, Problem> {
+    let object: raw::RawObject<'a> = deserialize(deserializer)?;
     Ok(object.metadata.unwrap_or_default())
 }
 

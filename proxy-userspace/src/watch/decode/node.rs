@@ -10,7 +10,7 @@ use super::{
     raw::{RawNode, RawNodeAddress},
 };
 use crate::model::{
-    DsrAnnouncement, Interner, IpFamily, NamespacedName, Node, NodeAddressType, is_address_of_node,
+    DsrAnnouncement, IpFamily, NamespacedName, Node, NodeAddressType, SharedValues, is_address_of_node,
     is_tunnel_address,
 };
 
@@ -20,7 +20,7 @@ const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 pub(super) fn node(
     name: NamespacedName,
     raw: RawNode<'_>,
-    _: &mut Interner<str>,
+    _: &mut SharedValues,
     problems: &mut Problems,
 ) -> Node {
     let metadata = raw.metadata.unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer};
 
-use super::message::{Text, message};
+use super::message::{MostlyOne, Text, message};
 pub(in crate::watch) use super::metadata::RawMetadata;
 
 /// Defines structs of fields with camelCase names, and with the numbers that they have in protobuf
@@ -43,11 +43,11 @@ raw! {
         #[serde(rename = "clusterIP")]
         cluster_ip: Option<Text<'a>> = 3,
         #[serde(rename = "clusterIPs")]
-        cluster_ips: Vec<Text<'a>> = 18,
+        cluster_ips: MostlyOne<Text<'a>> = 18,
         #[serde(rename = "externalIPs")]
         external_ips: Vec<Text<'a>> = 5,
         load_balancer_source_ranges: Vec<Text<'a>> = 9,
-        ports: Vec<RawServicePort<'a>> = 1,
+        ports: MostlyOne<RawServicePort<'a>> = 1,
         session_affinity: Option<Text<'a>> = 7,
         session_affinity_config: Option<RawSessionAffinityConfig> = 14,
         internal_traffic_policy: Option<Text<'a>> = 22,
@@ -76,10 +76,10 @@ raw! {
         metadata: Option<RawMetadata<'a>> = 1,
         address_type: Option<Text<'a>> = 4,
         endpoints: Vec<RawEndpoint<'a>> = 2,
-        ports: Vec<RawEndpointPort<'a>> = 3,
+        ports: MostlyOne<RawEndpointPort<'a>> = 3,
     }
     RawEndpoint<'a> {
-        addresses: Vec<Text<'a>> = 1,
+        addresses: MostlyOne<Text<'a>> = 1,
         conditions: Option<RawEndpointConditions> = 2,
         node_name: Option<Text<'a>> = 6,
         hints: Option<RawEndpointHints<'a>> = 8,

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::model::{
     Balance, Forwarding, Interner, IpFamily, LoadBalancerIngress, LoadBalancerIpMode, NamespacedName,
-    Service, ServicePort, ServiceType, SessionAffinity, TrafficPolicy,
+    Service, ServicePort, ServiceType, SessionAffinity, SharedValues, TrafficPolicy,
 };
 
 /// Upstream's `DefaultClientIPServiceAffinitySeconds`, three hours.
@@ -23,7 +23,7 @@ const MAX_AFFINITY_SECONDS: u32 = 86_400;
 pub(super) fn service(
     name: NamespacedName,
     raw: RawService<'_>,
-    strings: &mut Interner<str>,
+    shared: &mut SharedValues,
     problems: &mut Problems,
 ) -> Service {
     let metadata = raw.metadata.unwrap_or_default();
@@ -44,7 +44,7 @@ pub(super) fn service(
             problems,
             parse::cidr,
         ),
-        ports: ports(&spec.ports, strings, problems),
+        ports: ports(&spec.ports, &mut shared.strings, problems),
         session_affinity: session_affinity(&spec, problems),
         internal_traffic_policy: traffic_policy("spec.internalTrafficPolicy", internal.as_deref(), problems),
         external_traffic_policy: traffic_policy("spec.externalTrafficPolicy", external.as_deref(), problems),
@@ -79,7 +79,7 @@ fn cluster_ips(spec: &RawServiceSpec<'_>, service_type: ServiceType, problems: &
     if service_type == ServiceType::ExternalName || matches!(values.first(), None | Some(&("None" | ""))) {
         return Vec::new();
     }
-    let mut addresses: Vec<IpAddr> = Vec::new();
+    let mut addresses: Vec<IpAddr> = Vec::with_capacity(values.len());
     for (i, value) in values.into_iter().enumerate() {
         let field = fmt::from_fn(|f| {
             if listed.is_empty() { f.write_str("spec.clusterIP") } else { write!(f, "spec.clusterIPs[{i}]") }

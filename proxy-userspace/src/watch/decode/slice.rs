@@ -11,16 +11,20 @@ use super::{
     raw::{RawEndpoint, RawEndpointConditions, RawEndpointPort, RawEndpointSlice, RawHint, RawTargetRef},
 };
 use crate::model::{
-    AddressType, EndpointSlice, Hints, Interner, Name, NamespacedName, PodNames, SliceEndpoint, SlicePort,
+    AddressType, EndpointSlice, Hints, Interner, Name, NamespacedName, PodNames, SharedValues, SliceEndpoint,
+    SlicePort,
 };
 
 /// The names of pods. Most Services have no more endpoints.
 type PodList<'a> = SmallVec<[Option<&'a str>; 8]>;
 
+/// The ports of a slice. Most Services have no more.
+type PortList = SmallVec<[SlicePort; 4]>;
+
 pub(super) fn endpoint_slice(
     name: NamespacedName,
     raw: RawEndpointSlice<'_>,
-    strings: &mut Interner<str>,
+    shared: &mut SharedValues,
     problems: &mut Problems,
 ) -> EndpointSlice {
     let metadata = raw.metadata.unwrap_or_default();
@@ -28,25 +32,20 @@ pub(super) fn endpoint_slice(
     let mut endpoints = Vec::with_capacity(raw.endpoints.len());
     let mut pods = PodList::with_capacity(raw.endpoints.len());
     for (i, endpoint) in raw.endpoints.iter().enumerate() {
-        if let Some(decoded) = slice_endpoint(i, endpoint, address_type, strings, problems) {
+        if let Some(decoded) = slice_endpoint(i, endpoint, address_type, shared, problems) {
             endpoints.push(decoded);
             pods.push(endpoint.target_ref.as_ref().and_then(|target| pod(target, &name.namespace)));
         }
     }
     EndpointSlice {
         name,
-        service: metadata.label(SERVICE_NAME).filter(|name| !name.is_empty()).and_then(|name| {
+        service: non_empty(metadata.label(SERVICE_NAME)).and_then(|name| {
             parse::name(format_args!("metadata.labels[{SERVICE_NAME}]"), name, Name::label, problems)
         }),
         address_type,
         endpoints,
         pods: PodNames::pack(&mut pods),
-        ports: raw
-            .ports
-            .iter()
-            .enumerate()
-            .filter_map(|(i, port)| slice_port(i, port, strings, problems))
-            .collect(),
+        ports: slice_ports(&raw.ports, shared, problems),
         last_change_trigger_time: metadata.annotation(LAST_CHANGE_TRIGGER_TIME).and_then(|value| {
             parse::time(format_args!("metadata.annotations[{LAST_CHANGE_TRIGGER_TIME}]"), value, problems)
         }),
@@ -62,12 +61,13 @@ fn address_type(value: Option<&str>, problems: &mut Problems) -> AddressType {
     parse::word("addressType", value, AddressType::Fqdn, &words, problems).unwrap_or(AddressType::Fqdn)
 }
 
-/// Decodes an endpoint. None if its first address, the only one that is used, is invalid.
+/// Decodes an endpoint. None if its first address, the only one that is used, is invalid or a host
+/// name.
 fn slice_endpoint(
     i: usize,
     raw: &RawEndpoint<'_>,
     address_type: AddressType,
-    strings: &mut Interner<str>,
+    shared: &mut SharedValues,
     problems: &mut Problems,
 ) -> Option<SliceEndpoint> {
     if raw.addresses.is_empty() {
@@ -82,22 +82,20 @@ fn slice_endpoint(
             first = address;
         }
     }
-    if first.is_none() && address_type != AddressType::Fqdn {
-        return None;
-    }
+    let address = first?;
     let condition = |of: fn(&RawEndpointConditions) -> Option<bool>| raw.conditions.as_ref().and_then(of);
     let hints = raw.hints.as_ref().map(|hints| Hints {
-        zones: hint_names(&hints.for_zones, strings),
-        nodes: hint_names(&hints.for_nodes, strings),
+        zones: hint_names(&hints.for_zones, &mut shared.strings),
+        nodes: hint_names(&hints.for_nodes, &mut shared.strings),
     });
+    let hints = hints.filter(|hints| *hints != Hints::default());
     Some(SliceEndpoint {
-        address: first,
+        address,
         // The defaults of discovery/v1 types.go and of upstream's endpointslicecache.go, 1.36.
         ready: condition(|of| of.ready).unwrap_or(true),
         serving: condition(|of| of.serving).unwrap_or(true),
         terminating: condition(|of| of.terminating).unwrap_or(false),
-        node_name: non_empty(raw.node_name.as_deref(), strings),
-        hints: hints.filter(|hints| *hints != Hints::default()).map(Arc::new),
+        placement: shared.placement(non_empty(raw.node_name.as_deref()), hints.as_ref()),
     })
 }
 
@@ -123,6 +121,17 @@ fn endpoint_address(
     None
 }
 
+fn slice_ports(
+    raw: &[RawEndpointPort<'_>],
+    shared: &mut SharedValues,
+    problems: &mut Problems,
+) -> Arc<[SlicePort]> {
+    let ports = raw.iter().enumerate();
+    let ports: PortList =
+        ports.filter_map(|(i, port)| slice_port(i, port, &mut shared.strings, problems)).collect();
+    shared.slice_ports(&ports)
+}
+
 fn slice_port(
     i: usize,
     raw: &RawEndpointPort<'_>,
@@ -140,9 +149,10 @@ fn slice_port(
 }
 
 fn hint_names(hints: &[RawHint<'_>], strings: &mut Interner<str>) -> Box<[Arc<str>]> {
-    hints.iter().filter_map(|hint| non_empty(hint.name.as_deref(), strings)).collect()
+    let names = hints.iter().filter_map(|hint| non_empty(hint.name.as_deref()));
+    names.map(|name| strings.intern_text(name)).collect()
 }
 
-fn non_empty(value: Option<&str>, strings: &mut Interner<str>) -> Option<Arc<str>> {
-    value.filter(|value| !value.is_empty()).map(|value| strings.intern_text(value))
+fn non_empty(value: Option<&str>) -> Option<&str> {
+    value.filter(|value| !value.is_empty())
 }

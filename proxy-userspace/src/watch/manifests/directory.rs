@@ -20,7 +20,7 @@ use super::{
     file::{self, Stamp, Text, is_manifest},
     watcher::Changes,
 };
-use crate::model::{Delta, Interner, WatchEvent};
+use crate::model::{Delta, SharedValues, WatchEvent};
 
 /// How long objects stay after their file is gone or empty. Editors move the old file away before
 /// they write the new one, and scripts truncate a file before they append to it.
@@ -38,7 +38,7 @@ pub(super) struct Directory {
     owners: BTreeMap<Key, SmallVec<[FileName; 1]>>,
     /// Objects that may have changed since [`Self::take_changes`], as they were then.
     touched: BTreeMap<Key, Option<Object>>,
-    strings: Interner<str>,
+    shared: SharedValues,
 }
 
 #[derive(Debug, Default)]
@@ -198,7 +198,7 @@ impl Directory {
             }
         }
         let is_gone = matches!(text, Ok(None));
-        let mut contents = contents(&path, text, &file.objects, &mut self.strings);
+        let mut contents = contents(&path, text, &file.objects, &mut self.shared);
         // Another writer may have begun meanwhile.
         file.is_partial = !is_complete || Stamp::of(&path) != stamp;
         let is_partial = file.is_partial;
@@ -274,10 +274,10 @@ fn contents<R: BufRead + Seek>(
     path: &Path,
     text: Result<Option<Text<R>>, String>,
     last: &BTreeMap<Key, Object>,
-    strings: &mut Interner<str>,
+    shared: &mut SharedValues,
 ) -> Contents {
     match text {
-        Ok(Some(text)) => documents::read(path, text, last, strings),
+        Ok(Some(text)) => documents::read(path, text, last, shared),
         Ok(None) => Contents::default(),
         Err(error) => Contents { errors: vec![(None, error)], ..Contents::default() },
     }

@@ -13,7 +13,7 @@ use tracing::debug;
 
 use super::{file::Text, json, yaml};
 use crate::{
-    model::{Delta, EndpointSlice, Interner, NamespacedName, Node, Service, ServiceCidr, WatchEvent},
+    model::{Delta, EndpointSlice, NamespacedName, Node, Service, ServiceCidr, SharedValues, WatchEvent},
     watch::decode::{self, Kind, Problem},
 };
 
@@ -101,9 +101,9 @@ pub(super) fn read<R: BufRead + Seek>(
     path: &Path,
     text: Text<R>,
     last: &BTreeMap<Key, Object>,
-    strings: &mut Interner<str>,
+    shared: &mut SharedValues,
 ) -> Contents {
-    read_in_parts(path, text, last, strings, yaml::PART)
+    read_in_parts(path, text, last, shared, yaml::PART)
 }
 
 /// Decodes a file as [`read`] does. The items of a YAML list are parsed together until their text
@@ -112,11 +112,11 @@ pub(super) fn read_in_parts<R: BufRead + Seek>(
     path: &Path,
     text: Text<R>,
     last: &BTreeMap<Key, Object>,
-    strings: &mut Interner<str>,
+    shared: &mut SharedValues,
     part: usize,
 ) -> Contents {
     let contents = Contents::default();
-    let mut reader = Reader { path, last, strings, contents, document: 0, line: 0, items: None };
+    let mut reader = Reader { path, last, shared, contents, document: 0, line: 0, items: None };
     let is_json = path.extension().is_some_and(|extension| extension == "json");
     if is_json || text.first == Some(b'{') {
         json::read(text.reader, &mut reader);
@@ -129,7 +129,7 @@ pub(super) fn read_in_parts<R: BufRead + Seek>(
 struct Reader<'a> {
     path: &'a Path,
     last: &'a BTreeMap<Key, Object>,
-    strings: &'a mut Interner<str>,
+    shared: &'a mut SharedValues,
     contents: Contents,
     /// The number of the present document, and its first line; both from 1.
     document: usize,
@@ -257,7 +257,7 @@ impl Reader<'_> {
             let what = format!("{version:?} is not a known version of {}; {} is", K::KIND, K::VERSION);
             return self.error(key, &format!("{prefix}apiVersion"), what);
         }
-        let (object, problems) = match decode::decode::<K, _>(value, self.strings) {
+        let (object, problems) = match decode::decode::<K, _>(value, self.shared) {
             Ok(decoded) => (decoded.object.filter(|_| decoded.selected), decoded.problems),
             Err(problem) => (None, vec![problem]),
         };
@@ -273,10 +273,10 @@ impl Reader<'_> {
         let mut key = Key { kind: K::KIND, name: object.key() };
         let mut event = K::event(Delta::Apply(object));
         // There are many Services and slices, and they repeat names.
-        key.name.share_strings(self.strings);
+        key.name.share_strings(&mut self.shared.strings);
         match &mut event {
-            WatchEvent::Services(Delta::Apply(service)) => service.share_strings(self.strings),
-            WatchEvent::EndpointSlices(Delta::Apply(slice)) => slice.share_strings(self.strings),
+            WatchEvent::Services(Delta::Apply(service)) => service.share_strings(&mut self.shared.strings),
+            WatchEvent::EndpointSlices(Delta::Apply(slice)) => slice.share_strings(&mut self.shared.strings),
             _ => {}
         }
         match self.contents.objects.entry(key) {

@@ -114,7 +114,7 @@ fn nth<T>(of: &mut [T], number: usize) -> Result<&mut T> {
 
 /// Replaces the first endpoint address by another one, or restores it.
 fn replace_endpoint(slice: &mut EndpointSlice) -> Option<()> {
-    if let std::net::IpAddr::V4(ip) = slice.endpoints.first_mut()?.address.as_mut()? {
+    if let std::net::IpAddr::V4(ip) = &mut slice.endpoints.first_mut()?.address {
         *ip = (ip.to_bits() ^ 1 << 15).into();
     }
     Some(())
@@ -127,7 +127,7 @@ fn scale(slice: &mut EndpointSlice, usual: usize) -> Option<()> {
         return Some(());
     }
     let mut more = slice.endpoints.first()?.clone();
-    if let std::net::IpAddr::V4(ip) = more.address.as_mut()? {
+    if let std::net::IpAddr::V4(ip) = &mut more.address {
         *ip = (ip.to_bits() ^ 1 << 14).into();
     }
     slice.endpoints.push(more);

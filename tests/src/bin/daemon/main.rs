@@ -67,6 +67,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("give-back", give_back::a_node_goes_to_shunt_and_back_without_a_failed_connection),
     ("replaced", give_back::programs_stay_until_another_proxy_serves_and_the_next_start_reports_them),
     ("cleanup-tables", give_back::cleanup_own_removes_what_kube_proxy_leaves_in_its_tables),
+    ("cleanup-again", give_back::cleanup_own_waits_again_if_shunt_starts_in_the_ebpf_mode_meanwhile),
     ("cleanup-refused", give_back::cleanup_fails_at_once_while_shunt_runs_in_the_ebpf_mode),
     ("cleanup-refused-nftables", give_back::cleanup_fails_at_once_while_shunt_runs_in_the_nftables_mode),
     ("refused-nftables", missing::iptables_replaces_nftables_if_the_tables_are_refused),

@@ -7,7 +7,7 @@ use shunt_tests::{deadline::Deadline, world::Host};
 
 use super::test_node::{Setup, TestNode};
 
-const TIMEOUT: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_mins(1);
 const OFTEN: &str = "{iptables: {syncPeriod: 2s}, nftables: {syncPeriod: 2s}, ipvs: {syncPeriod: 2s}}";
 
 pub(crate) fn drift_is_repaired(setup: &Setup) -> Result<()> {

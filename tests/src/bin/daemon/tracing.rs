@@ -293,7 +293,9 @@ fn packets_are_captured_before_and_after(node: &mut TestNode, setup: &Setup) -> 
 fn packets_go_to_standard_output_alone(node: &TestNode, setup: &Setup) -> Result<()> {
     let (shunt, lines) = (setup.shunt.display(), node.world.directory().join("lines"));
     let trace = format!("{shunt} trace --for 1s --pcap - 2> {}", lines.display());
-    let head = node.world.run(Host::Node1, &format!("{trace} | od -An -tx1 -N4"))?;
+    // The rest is read too: packets that come later must not meet a closed pipe.
+    let read = "{ od -An -tx1 -N4; cat > /dev/null; }";
+    let head = node.world.run(Host::Node1, &format!("{trace} | {read}"))?;
     ensure!(head.trim() == "0a 0d 0d 0a", "no section header of pcapng: {head}");
     let lines = fs::read_to_string(lines)?;
     ensure!(lines.contains("packets written to standard output"), "{lines}");

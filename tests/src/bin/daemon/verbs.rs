@@ -19,6 +19,22 @@ use super::test_node::{Setup, TestNode};
 const TIMEOUT: Duration = Duration::from_secs(30);
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: job-1, namespace: jobs}\n\
                    spec: {nodeName: node1}\nstatus: {podIPs: [{ip: 10.244.1.99}]}\n";
+const UNSERVED: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: headless, namespace: default}
+spec: {clusterIP: None, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: elsewhere, namespace: default}
+spec: {type: ExternalName, externalName: elsewhere.example}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: others, namespace: default, labels: {service.kubernetes.io/service-proxy-name: other}}
+spec: {clusterIP: 10.96.0.82, ports: [{port: 80}]}
+";
 const NODE_PORT: &str = "192.168.57.11:30080";
 
 /// A process of another user has the name of the socket before shunt starts.
@@ -71,6 +87,7 @@ pub(crate) fn get_and_explain_answer_on_the_node(setup: &Setup) -> Result<()> {
     fails(&node, "explain a1 web:30080", "30080 is the node port")?;
     fails(&node, "explain fd57::50 web", "fd57::50 is IPv6, 10.96.0.80 is IPv4: no packet has both")?;
     fails(&node, "explain web-0 web", "there is no pod default/web-0")?;
+    a_service_that_is_not_served_is_named_with_the_reason(&node, &shunt)?;
     if setup.mode == "ebpf" {
         says(&node, "explain node 0.0.0.0:30080", &["translated: one of 2"])?;
         node.world.run(Host::Node1, "bash -c '</dev/tcp/0.0.0.0/30080'").context("0.0.0.0 is translated")?;
@@ -84,6 +101,23 @@ pub(crate) fn get_and_explain_answer_on_the_node(setup: &Setup) -> Result<()> {
     a_node_is_explained_by_manifests(&node, &shunt)?;
     flows_are_listed_while_no_shunt_runs(&mut node, &shunt)?;
     node.end()
+}
+
+/// The watches send only the Service of type `ExternalName`.
+fn a_service_that_is_not_served_is_named_with_the_reason(node: &TestNode, shunt: &str) -> Result<()> {
+    node.cluster.apply_all(UNSERVED)?;
+    for (name, reason) in [
+        ("headless", "the Service default/headless is headless, and no proxy serves it"),
+        ("elsewhere", "the Service default/elsewhere is of type ExternalName, which no proxy serves"),
+        ("others", "the Service default/others is left to another proxy"),
+        ("nothing", "there is no Service default/nothing"),
+    ] {
+        for command in [format!("explain node {name}:80"), format!("get services {name} -n default")] {
+            let text = node.world.run(Host::Node1, &format!("{shunt} {command} 2>&1 || true"))?;
+            ensure!(text.contains(reason), "{command}: {text}");
+        }
+    }
+    Ok(())
 }
 
 /// A client outside connects to the node port.

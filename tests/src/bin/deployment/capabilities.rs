@@ -10,7 +10,7 @@ use shunt_tests::{process, world::Host};
 
 use crate::test_node::TestNode;
 
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(30);
 
 const MODES: [&str; 3] = ["ebpf", "nftables", "iptables"];
 

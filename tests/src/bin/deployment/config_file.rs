@@ -27,7 +27,7 @@ fn start(shunt: &Path, mode: &str, fields: &str) -> Result<TestNode> {
 }
 
 fn check_open_connection(node: &mut TestNode) -> Result<()> {
-    node.world.agent(Host::A3)?.check_open(OPEN_CONNECTION, Duration::from_secs(2))
+    node.world.agent(Host::A3)?.check_open(OPEN_CONNECTION, Duration::from_secs(5))
 }
 
 fn starts(node: &TestNode) -> Result<usize> {
@@ -37,7 +37,7 @@ fn starts(node: &TestNode) -> Result<usize> {
 /// The log level, the node port addresses and larger maps change in one process.
 pub(crate) fn settings_change_without_a_restart(shunt: &Path) -> Result<()> {
     let mut node = start(shunt, "ebpf", "{}")?;
-    ensure!(node.reaches(Host::Client, OTHER_NODE_PORT)?, "the node port is not on all addresses at first");
+    node.wait_until("on all addresses at first", |node| node.reaches(Host::Client, OTHER_NODE_PORT))?;
     ensure!(!node.log()?.contains("DEBUG"), "the log has debug messages from the start");
     let narrow = "{logging: {verbosity: 5}, nodePortAddresses: [192.168.57.11/32]}";
     node.configure("ebpf", narrow)?;

@@ -20,7 +20,7 @@ use shunt_tests::{
 
 const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
 const PROXY_MODE: &str = "http://127.0.0.1:10249/proxyMode";
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_mins(1);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longer than the time after which TCP retransmits its first segment.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

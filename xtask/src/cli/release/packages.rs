@@ -65,7 +65,7 @@ fn fetch(lock: &Lock, package: &Package, cache: &Path, each: &mut dyn FnMut(&str
     }
     let mut failures = Vec::new();
     for address in addresses(lock, package) {
-        let run = Run::new(HELPER).arg("download-file").arg(&address).arg(&path);
+        let run = Run::new(HELPER).arg("-oAcquire::Retries=5").arg("download-file").arg(&address).arg(&path);
         match run.arg(format!("SHA256:{}", package.sha256)).limit(LIMIT).check(each) {
             Ok(_) => return verified(package, path),
             Err(error) => failures.push(format!("{error:#}")),
@@ -74,10 +74,12 @@ fn fetch(lock: &Lock, package: &Package, cache: &Path, each: &mut dyn FnMut(&str
     bail!("cannot fetch {} {}:\n{}", package.name, package.version, failures.join("\n"))
 }
 
-/// Returns the addresses of a package, the nearest first.
-fn addresses(lock: &Lock, package: &Package) -> [String; 2] {
+/// Returns the addresses of a package, the nearest first. The mirror may no longer have it. The
+/// snapshots refuse requests at times, so they are tried twice.
+fn addresses(lock: &Lock, package: &Package) -> [String; 3] {
     let Package { archive, path, .. } = package;
-    [format!("{MIRROR}/{archive}/{path}"), format!("{SNAPSHOTS}/{archive}/{}/{path}", lock.snapshot)]
+    let snapshot = format!("{SNAPSHOTS}/{archive}/{}/{path}", lock.snapshot);
+    [format!("{MIRROR}/{archive}/{path}"), snapshot.clone(), snapshot]
 }
 
 fn verified(package: &Package, path: PathBuf) -> Result<PathBuf> {
@@ -132,8 +134,9 @@ mod tests {
     #[test]
     fn snapshots_are_asked_when_the_mirror_has_newer_versions() {
         let lock = Lock { release: "r".into(), snapshot: "20261125T000000Z".into(), packages: [].into() };
-        let [mirror, snapshot] = addresses(&lock, &package("00"));
+        let [mirror, snapshot, again] = addresses(&lock, &package("00"));
         assert!(mirror.ends_with("/debian/pool/main/n/netbase/netbase_6.5_all.deb"), "{mirror}");
         assert!(snapshot.ends_with("/debian/20261125T000000Z/pool/main/n/netbase/netbase_6.5_all.deb"));
+        assert_eq!(again, snapshot);
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -13,6 +14,9 @@ use xtask::search;
 use crate::cli::progress::Progress;
 
 const LIMIT: Duration = Duration::from_mins(20);
+/// How often the lists are fetched at most, and the pause between.
+const TRIES: u32 = 3;
+const PAUSE: Duration = Duration::from_secs(20);
 
 /// A package as `apt-cache policy` prints it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -54,9 +58,20 @@ pub(crate) fn depends(apt_cache: Run, package: &str) -> Run {
     apt_cache.args(["depends", "--recurse"]).args(others).arg(package)
 }
 
-/// Fetches the lists of packages.
+/// Fetches the lists of packages. apt fails at once if another program has locked them, such as the
+/// daily update of a machine that has just started. A mirror can fail for a moment. So it is tried
+/// several times.
 pub(crate) fn update() -> Result<()> {
-    Progress::run("apt-get update", apt("apt-get").arg("update").limit(LIMIT))
+    let fetch = || {
+        let options = ["-oAPT::Update::Error-Mode=any", "-oAcquire::Retries=5"];
+        Progress::run("apt-get update", apt("apt-get").args(options).arg("update").limit(LIMIT))
+    };
+    for _ in 1..TRIES {
+        let Err(error) = fetch() else { return Ok(()) };
+        eprintln!("it is tried again: {error:#}");
+        thread::sleep(PAUSE);
+    }
+    fetch()
 }
 
 /// Installs packages; removes nothing (rustc-web and rustc exclude each other, for instance).

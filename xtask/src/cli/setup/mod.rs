@@ -11,6 +11,7 @@ pub(super) mod tools;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
+use std::slice;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -111,8 +112,16 @@ pub(crate) fn ensure_world() -> Result<()> {
 }
 
 /// Sets up what only `cargo xtask test` runs.
-pub(crate) fn ensure_tests() -> Result<()> {
-    install_tools(&TEST_TOOLS)
+pub(crate) fn ensure_tests() {
+    if install_tools(&TEST_TOOLS).is_ok() {
+        return;
+    }
+    // A tool without a package must not keep the others away.
+    for tool in &TEST_TOOLS {
+        if let Err(error) = install_tools(slice::from_ref(tool)) {
+            eprintln!("tests will fail without {}: {error:#}", tool.name);
+        }
+    }
 }
 
 /// Returns what tests leave out on this machine: a line for each tool that it lacks.
@@ -124,8 +133,8 @@ pub(crate) fn left_out() -> Vec<String> {
 pub(crate) fn ensure_components() {
     let missing = COMPONENTS.iter().filter(|(_, program)| tools::component(program).is_none());
     for (name, _) in missing {
-        // Only tests need it.
-        if let Err(error) = add_component(name, None) {
+        // Only tests need it. A download can fail for a moment.
+        if let Err(error) = add_component(name, None).or_else(|_| add_component(name, None)) {
             eprintln!("tests will fail without {name}: {error:#}");
         }
     }

@@ -37,10 +37,17 @@ pub(crate) const TOOLS: [Tool; 4] = [
 ];
 
 /// The other tools of conformance cases, benchmarks and scenarios.
-pub(crate) const WORLD_TOOLS: [Tool; 3] = [
+pub(crate) const WORLD_TOOLS: [Tool; 4] = [
     tool("ipset", "tests create the sets that kube-proxy leaves behind", "--version", &[&["ipset"]]),
     tool("strace", "tests count system calls with it", "--version", &[&["strace"]]),
     tool("ethtool", "conformance cases switch offloads of links with it", "--version", &[&["ethtool"]]),
+    // No argument makes it succeed for all users.
+    Tool {
+        name: "/usr/sbin/xdp-loader",
+        why: "a conformance case attaches XDP programs of others with it",
+        probe: None,
+        packages: &[&["xdp-tools"]],
+    },
 ];
 
 /// The keys that Debian signs its packages with, including those of other releases.
@@ -106,7 +113,7 @@ pub(crate) const FUZZ_TOOLS: [Tool; 1] =
     [tool("c++", "fuzz targets contain libFuzzer, which is C++", "--version", &[&["g++"]])];
 
 /// The tools that only `cargo xtask test` runs.
-pub(crate) const TEST_TOOLS: [Tool; 6] = [
+pub(crate) const TEST_TOOLS: [Tool; 8] = [
     tool(
         "promtool",
         "tests check metrics and alerts with it, and run Prometheus",
@@ -115,6 +122,8 @@ pub(crate) const TEST_TOOLS: [Tool; 6] = [
     ),
     tool("tshark", "tests read captured packets with it", "--version", &[&["tshark"]]),
     tool("chromium", "a test opens shunt's pages in it", "--version", &[&["chromium"]]),
+    tool("git", "a release names its commit", "--version", &[&["git"]]),
+    tool("capsh", "scenarios drop capabilities with it", "--modes", &[&["libcap2-bin"]]),
     tool("curl", "a test runs the commands of the documents", "--version", &[&["curl"]]),
     tool("sysctl", "a test runs the commands of the documents", "--version", &[&["procps"]]),
     tool("zstd", "a test runs the commands of the documents", "--version", &[&["zstd"]]),

@@ -100,7 +100,7 @@ APT::Architectures {{ \"{arch}\"; }};
 APT::Default-Release \"\";
 APT::Sandbox::User \"root\";
 APT::Update::Error-Mode \"any\";
-Acquire::Retries \"2\";
+Acquire::Retries \"5\";
 // Lists of old releases are no longer signed again.
 Acquire::Check-Valid-Until \"false\";
 "

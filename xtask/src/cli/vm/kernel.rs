@@ -31,8 +31,9 @@ pub(crate) enum Kernel {
 
 /// The source of packages.
 pub(crate) const MIRROR: &str = "http://deb.debian.org/debian";
-/// The archive has packages that the mirrors no longer have.
-const MIRRORS: [&str; 2] = [MIRROR, "http://archive.debian.org/debian"];
+/// The archive has packages that the mirrors no longer have. The first one is tried again, because
+/// it can fail for a moment.
+const MIRRORS: [&str; 3] = [MIRROR, "http://archive.debian.org/debian", MIRROR];
 
 /// A kernel in the cache.
 #[derive(Debug)]
@@ -94,9 +95,11 @@ impl Kernel {
     }
 
     fn fetch_into(self, arch: Target, folder: &Path, each: &mut dyn FnMut(&str)) -> Result<Fetched> {
-        let work = tempfile::tempdir_in(workspace::vm()).context("cannot create a folder to unpack in")?;
         let mut failures = Vec::new();
         for mirror in MIRRORS {
+            // Packages of two mirrors must not mix.
+            let work =
+                tempfile::tempdir_in(workspace::vm()).context("cannot create a folder to unpack in")?;
             let unpacked = work.path().join("unpacked");
             let fetched = Apt::prepare(work.path(), &self.sources(mirror), arch)
                 .and_then(|apt| apt.unpack_kernel(&unpacked, each))

@@ -20,7 +20,7 @@ use crate::cli::steps;
 /// Test targets that exercise the kernel.
 const TARGETS: [&str; 4] = ["ebpf_sockets", "ebpf_frames", "ebpf_links", "netfilter"];
 /// Conformance cases.
-const CASES: [&str; 20] = [
+const CASES: [&str; 21] = [
     "clusterip-tcp",
     "clusterip-udp",
     "direct-path-over-a-bond",
@@ -41,6 +41,7 @@ const CASES: [&str; 20] = [
     "v6-clusterip",
     "v6-loadbalancer-source-ranges",
     "vlan",
+    "xdp-beside-others",
 ];
 /// Cases that only another architecture runs: what works alike on all kernels, but depends on the
 /// layout of maps and packets.
@@ -52,6 +53,9 @@ const CASES_OF_ARCHITECTURES: [&str; 6] = [
     "outside-cgroup-cluster",
     "source-ranges-of-some-pods",
 ];
+/// A component program for libxdp's dispatcher, which a case and a test load. Guests of other
+/// architectures have no libxdp.
+const FILTER: &str = "/usr/lib/x86_64-linux-gnu/bpf/xdpfilt_alw_all.o";
 /// The program that these tests start.
 const PROGRAM: &str = "conformance";
 /// The program with the scenarios of AppArmor, which the host's kernel may lack.
@@ -93,7 +97,9 @@ pub(crate) fn guest(arch: Target, part: Option<Part>, skip: &[String]) -> Result
     let cases = workspace::root().join("tests/cases");
     let script = script(arch, &builds.release, &built.tests, skip, part != Some(Part::Programs));
     let mut guest = Guest { arch, ..Guest::new(["bash", "-c", &script].map(Into::into).into())? };
-    guest.copies = [built.tests, built.programs, programs.into(), vec![cases]].concat();
+    let filter = Some(PathBuf::from(FILTER)).filter(|filter| arch.is_host() && filter.is_file());
+    let files = [cases].into_iter().chain(filter).collect();
+    guest.copies = [built.tests, built.programs, programs.into(), files].concat();
     guest.environment = vec![PATIENCE, steps::SAME_CASES];
     Ok(guest)
 }
@@ -231,7 +237,7 @@ mod tests {
     fn another_architecture_runs_more_cases() {
         let other = [Target::Amd64, Target::Arm64].into_iter().find(|arch| !arch.is_host()).unwrap();
         let script = script(other, Path::new("/release"), &[], &[], true);
-        assert!(script.contains("vlan,affinity-clientip,"), "{script}");
+        assert!(script.contains("xdp-beside-others,affinity-clientip,"), "{script}");
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(crate) const TOOLS: [&str; 13] = [
     super::guest::XTABLES_LEGACY,
 ];
 /// Programs that a guest gets if they are there.
-const MORE_TOOLS: [&str; 5] = ["conntrack", "ethtool", "ipvsadm", "strace", "tcpdump"];
+const MORE_TOOLS: [&str; 6] = ["conntrack", "ethtool", "ipvsadm", "strace", "tcpdump", "xdp-loader"];
 /// Folders of programs in packages.
 const PROGRAMS: [&str; 4] = ["usr/bin", "usr/sbin", "bin", "sbin"];
 

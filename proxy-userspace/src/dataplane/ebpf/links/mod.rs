@@ -4,7 +4,7 @@ mod order;
 mod reader;
 pub(super) mod xdp;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use nix::net::if_::if_nameindex;
 
@@ -283,8 +283,8 @@ fn link_name(index: u32) -> Arc<str> {
 
 /// Removes all programs of any shunt process from the links of this network namespace. Continues
 /// after errors.
-pub(super) fn remove_all(pins: Option<&PinDir>) -> Vec<KernelError> {
-    let mut errors = Vec::new();
+pub(super) fn remove_all(pin_dir: &Path, pins: Option<&PinDir>) -> Vec<KernelError> {
+    let mut errors = xdp::leave_all(pin_dir);
     if let Some(pins) = pins {
         errors.extend(xdp::remove_all(pins));
         errors.extend(remove_marked_qdiscs(pins).err());

@@ -62,7 +62,7 @@ impl MapChecker {
             entries,
             prefilter,
             usage,
-            clean_after: None,
+            looked_after: None,
             on_drift,
         };
         spawn("map-check", move || check.run(&woken))?;
@@ -99,8 +99,8 @@ struct Check {
     entries: EntryReader,
     prefilter: Arc<Mutex<Prefilter>>,
     usage: Arc<MapUsage>,
-    /// After this number of plans, no bit of the prefilter was stale.
-    clean_after: Option<u64>,
+    /// The number of plans before the last look at the prefilter.
+    looked_after: Option<u64>,
     on_drift: OnDrift,
 }
 
@@ -145,8 +145,7 @@ impl Check {
     fn compare(&mut self) -> Result<Option<bool>, KernelError> {
         let before = lock(&self.expectation).plans;
         let mut digest = Digest::default();
-        let is_clean = self.clean_after == Some(before);
-        let mut needed = (!is_clean).then(|| PrefilterBits::new(lock(&self.prefilter).words()));
+        let mut needed = self.looks_at_prefilter(before);
         self.entries.read(|entry| {
             digest.add(&entry);
             if let Some(needed) = &mut needed {
@@ -160,9 +159,17 @@ impl Check {
         };
         let is_same = digest == expected;
         if let Some(needed) = needed.filter(|_| is_same) {
-            let is_clean = lock(&self.prefilter).clear_stale(&needed, &self.usage);
-            self.clean_after = is_clean.then_some(before);
+            lock(&self.prefilter).clear_stale(&needed, &self.usage);
+            self.looked_after = Some(before);
         }
         Ok(Some(is_same))
+    }
+
+    /// Returns room for the bits that the maps need, unless no bit can have become stale: only
+    /// plans remove entries from the maps.
+    fn looks_at_prefilter(&self, plans: u64) -> Option<PrefilterBits> {
+        let prefilter = lock(&self.prefilter);
+        let is_clean = self.looked_after == Some(plans) && prefilter.is_clean();
+        (!is_clean).then(|| PrefilterBits::new(prefilter.words()))
     }
 }

@@ -26,8 +26,8 @@ impl Counters {
         prefilter: Arc<Mutex<Prefilter>>,
     ) -> Result<Self, KernelError> {
         Ok(Self {
-            packets: object.take_map("counters")?,
-            errors: object.take_map("program_errors")?,
+            packets: object.open_map("counters")?,
+            errors: object.open_map("program_errors")?,
             services,
             prefilter,
         })

@@ -74,6 +74,8 @@ impl PrefilterBits {
 pub(crate) struct Prefilter {
     filter: SizedPrefilter<MappedWords>,
     stale: Option<StaleBits>,
+    /// No bit was stale, and nothing was inserted since.
+    is_clean: bool,
 }
 
 /// Bits that no Service and no endpoint has had since the last observation.
@@ -87,7 +89,7 @@ struct StaleBits {
 impl Prefilter {
     /// Takes over a prefilter, which programs may be using.
     pub(crate) fn new(memory: MappedWords) -> Self {
-        Self { filter: SizedPrefilter::open(memory), stale: None }
+        Self { filter: SizedPrefilter::open(memory), stale: None, is_clean: false }
     }
 
     /// Returns the number of words in use.
@@ -111,6 +113,7 @@ impl Prefilter {
     /// Makes a change that may double the prefilter. What was stale is then in other words.
     fn change(&mut self, change: impl FnOnce(&mut SizedPrefilter<MappedWords>)) {
         let before = self.words();
+        self.is_clean = false;
         change(&mut self.filter);
         if self.words() != before {
             tracing::debug!(before, words = self.words(), "the prefilter has more words");
@@ -120,24 +123,29 @@ impl Prefilter {
 
     /// Clears the stale bits of the last call if a scan since then found no entry that needs them,
     /// and finds new stale bits. `wanted` are the bits that the maps need. Must not be called while
-    /// programs with other maps are attached: those maps may hold other Services. Returns true if
-    /// no bit is stale. Then no bit becomes stale before the next change of the maps.
-    pub(crate) fn clear_stale(&mut self, wanted: &PrefilterBits, usage: &MapUsage) -> bool {
+    /// programs with other maps are attached: those maps may hold other Services.
+    pub(crate) fn clear_stale(&mut self, wanted: &PrefilterBits, usage: &MapUsage) {
+        self.is_clean = false;
         if let Some(mut stale) = self.stale.take() {
             stale.bits.remove_all(wanted);
             let is_scanned = usage.needed_after(stale.begun, |needed| stale.bits.remove_all(needed));
             if !is_scanned {
                 self.stale = Some(stale);
-                return false;
+                return;
             }
             self.clear(&stale.bits);
         }
         let mut bits = PrefilterBits((0..self.words()).map(|index| self.filter.word(index)).collect());
         bits.remove_all(wanted);
         let bits = bits.shrunk();
-        let is_clean = bits.words().next().is_none();
+        self.is_clean = bits.words().next().is_none();
         self.stale = Some(StaleBits { bits, begun: usage.begun() });
-        is_clean
+    }
+
+    /// Returns true if no bit was stale at the last look, and nothing was inserted since. Then no
+    /// bit becomes stale before an entry is removed from the maps.
+    pub(crate) const fn is_clean(&self) -> bool {
+        self.is_clean
     }
 
     fn clear(&mut self, bits: &PrefilterBits) {
@@ -154,7 +162,7 @@ impl Prefilter {
 
     /// Forgets which bits are stale, because programs with other maps are attached.
     pub(crate) fn keep_stale(&mut self) {
-        self.stale = None;
+        (self.stale, self.is_clean) = (None, false);
     }
 
     /// Returns the size and the share of false positives.
@@ -169,6 +177,7 @@ mod tests {
     use proxy_common::{
         Addr,
         layout::{Endpoint, List, MemberKey},
+        prefilter::PrefilterTable,
     };
 
     use super::*;
@@ -209,6 +218,26 @@ mod tests {
         let mut last = PrefilterBits::new(512);
         last.insert(all[2]);
         assert_eq!(bits, last);
+    }
+
+    /// Returns a prefilter in a file, which is no map: only the memory matters here.
+    fn prefilter() -> Prefilter {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(u64::from(PrefilterTable::LENGTH) * 8).expect("it grows");
+        Prefilter::new(MappedWords::new(file, PrefilterTable::LENGTH).expect("mapped"))
+    }
+
+    #[test]
+    fn an_item_that_no_map_has_is_looked_for_whoever_inserted_it() {
+        let (mut prefilter, usage) = (prefilter(), MapUsage::default());
+        let nothing = PrefilterBits::new(prefilter.words());
+        prefilter.clear_stale(&nothing, &usage);
+        let scan = usage.begin();
+        usage.end(scan, nothing.clone(), Vec::new());
+        prefilter.clear_stale(&nothing, &usage);
+        assert!(prefilter.is_clean());
+        prefilter.insert(items()[0]);
+        assert!(!prefilter.is_clean(), "nothing says that a map gets the item");
     }
 
     #[test]

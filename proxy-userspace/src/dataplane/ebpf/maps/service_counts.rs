@@ -54,7 +54,7 @@ impl ServiceSlots {
         };
         let is_used = |(slot, counts): (u32, ServiceCounts)| (counts != ServiceCounts::NONE).then_some(slot);
         let used = (0..).zip(reader.sums()?).filter_map(is_used).collect();
-        let map = object.take_map(MAP)?;
+        let map = object.open_map(MAP)?;
         let ids = ServiceIds::counting(max_own);
         Ok((Self { ids, slots, cpus, map, owners, used, is_reassigned: false }, reader))
     }

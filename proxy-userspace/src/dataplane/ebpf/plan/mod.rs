@@ -17,6 +17,7 @@ pub(crate) mod capacity;
 pub(crate) mod digest;
 pub(crate) mod ids;
 mod node;
+mod ports;
 pub(crate) mod ranges;
 mod slots;
 pub(crate) mod state;
@@ -28,20 +29,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use foldhash::HashSet;
 use proxy_common::{
     Addr,
-    layout::{DsrKey, Endpoint, EndpointKey, EndpointValue, List, MemberKey, ServiceKey, ServiceValue},
+    layout::{ServiceKey, ServiceValue},
     maglev::TableSize,
 };
-use smallvec::SmallVec;
 
 use self::{
     ids::IdAllocator,
-    ranges::Range,
     state::State,
     step::{MapEntry, Step},
 };
 use crate::{
     dataplane::PlanSize,
-    model::{Dirty, FrontendKind, IpFamily, LinkPath, NodeView, ResolvedPort, ServicePortKey, Snapshot},
+    model::{Dirty, IpFamily, LinkPath, NodeView, ServicePortKey, Snapshot},
 };
 
 /// Changes to the kernel in the order in which they must be made, and the identifiers of service
@@ -82,10 +81,7 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
         planner.direct_path();
     }
     if dirty.all {
-        planner.reserve(snapshot.ports.len());
-        for (name, port) in &snapshot.ports {
-            planner.port(name, port);
-        }
+        planner.all_ports(&snapshot.ports);
         for name in state.names.keys().filter(|name| !snapshot.ports.contains_key(name)) {
             planner.remove_port(name);
         }
@@ -108,7 +104,9 @@ pub(super) fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
             }
         }
     }
-    Plan { is_whole: dirty.all, ..planner.finish() }
+    // While they cannot be written, each attempt may take seconds: changes of Services do not try.
+    let rules = (dirty.all || dirty.node).then(|| planner.rules()).flatten();
+    Plan { is_whole: dirty.all, ..planner.finish(rules) }
 }
 
 /// The plan while it is made.
@@ -137,6 +135,19 @@ struct Phases {
     releases: Vec<Step>,
 }
 
+impl Phases {
+    /// Adds the changes of other service ports.
+    fn extend(&mut self, other: Self) {
+        let Self { additions, switches, attachments, closures, removals, releases } = other;
+        self.additions.extend(additions);
+        self.switches.extend(switches);
+        self.attachments.extend(attachments);
+        self.closures.extend(closures);
+        self.removals.extend(removals);
+        self.releases.extend(releases);
+    }
+}
+
 impl<'a> Planner<'a> {
     fn new(state: &'a State, node: &'a NodeView) -> Self {
         let (new_ids, phases) = (state.new_ids(), Phases::default());
@@ -162,9 +173,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn finish(self) -> Plan {
+    fn finish(self, rules: Option<Step>) -> Plan {
         let (state, epoch) = (self.state, self.next_epoch());
-        let rules = self.rules();
         let Self { written, phases, with_new_tables: frontends, .. } = self;
         let leave = (!frontends.is_empty()).then_some(Step::LeaveConnectionsToConntrack { frontends });
         let attach = (!state.attached).then_some(Step::Attach);
@@ -220,144 +230,6 @@ impl<'a> Planner<'a> {
         let unwanted = have.iter().filter(|(key, _)| !wanted.contains_key(key));
         self.phases.removals.extend(unwanted.map(|(key, value)| Step::Remove(entry(*key, *value))));
     }
-
-    fn port(&mut self, name: &ServicePortKey, port: &ResolvedPort) {
-        if port.frontends.is_empty() {
-            // Other Services have all its addresses. Nothing would lead to its entries, and the
-            // next process could not find them again.
-            return self.remove_port(name);
-        }
-        let frontends = translate::frontends(port, name.family, name.name.protocol);
-        let service = self.identifier(name, &frontends);
-        let held: SmallVec<[_; 2]> = self.state.frontends(service).collect();
-        let generation = self.slots(service, port, &held);
-        self.set_members(service, &translate::members(service, name.name.protocol, port).collect());
-        let ranges = translate::source_ranges(port, self.node, name.family).into_iter();
-        self.set_ranges(service, &ranges.map(|prefix| Range { service, prefix }).collect());
-        let nodes = port.dsr_nodes.iter().map(|(endpoint, node)| (Addr::from(*endpoint), Addr::from(*node)));
-        self.set_dsr_nodes(service, &nodes.map(|(addr, node)| (DsrKey { service, addr }, node)).collect());
-        for (key, kind) in &frontends {
-            let (node, table_size) = (self.node, self.state.table_size);
-            let value =
-                translate::service_value(service, generation, port, *kind, node, name.family, table_size);
-            let value = match key.tunneled {
-                0 => value,
-                _ => translate::tunneled_value(value, port, table_size),
-            };
-            let of_service = held.iter().find(|(held, _)| held == key).map(|(_, value)| value);
-            let before = of_service.or_else(|| self.state.service(key));
-            if gets_table(before, &value, self.state.attached) {
-                self.with_new_tables.insert(*key);
-            }
-            if before != Some(&value) {
-                self.phases.switches.push(Step::Put(MapEntry::Service(*key, value)));
-            }
-            self.written.push(*key);
-        }
-        let is_wanted = |key| frontends.iter().any(|(wanted, _)| *wanted == key);
-        self.phases.closures.extend(held.into_iter().filter(|(key, _)| !is_wanted(*key)));
-    }
-
-    /// Returns the identifier of a service port: its own; after a restart that of its frontends;
-    /// otherwise a new one.
-    fn identifier(&mut self, name: &ServicePortKey, frontends: &[(ServiceKey, FrontendKind)]) -> u32 {
-        if let Some(service) = self.state.id(name) {
-            return service;
-        }
-        let adopted = frontends
-            .iter()
-            .filter_map(|(key, _)| self.state.service(key))
-            .map(|value| value.service)
-            .find(|service| !self.state.is_named(*service) && !self.claimed.contains(service));
-        let service = adopted.unwrap_or_else(|| self.new_ids.next());
-        self.claimed.insert(service);
-        self.names.push((name.clone(), Some(service)));
-        service
-    }
-
-    /// Plans the slots. Returns the generation of the lists: the present one if no slot changes.
-    ///
-    /// Connections remember the generation, so it must not stay if an endpoint leaves. A process
-    /// that ended after it wrote slots may not have written the frontends: the slots tell.
-    fn slots(&mut self, service: u32, port: &ResolvedPort, frontends: &[(ServiceKey, ServiceValue)]) -> u32 {
-        let slots: SmallVec<[_; 8]> = self.state.slots(service).collect();
-        let published = frontends.iter().map(|(_, value)| value.generation);
-        let last = published.chain(slots.iter().map(|(_, value)| value.generation)).max();
-        let last = last.unwrap_or_default();
-        let (mut written, mut surplus) = (Vec::new(), Vec::new());
-        for (list, wanted) in translate::lists(port) {
-            let key = |slot| EndpointKey { service, list: list.number(), slot };
-            let held = slots.iter().filter(|(key, _)| key.list == list.number());
-            let endpoints = held.clone().map(|(key, value)| (key.slot, value.endpoint));
-            let changes = slots::arrange(endpoints, &wanted).into_iter();
-            written.extend(changes.map(|(slot, endpoint)| (key(slot), endpoint)));
-            let count = u32::try_from(wanted.len()).unwrap_or(u32::MAX);
-            surplus.extend(held.filter(|(key, _)| key.slot >= count));
-        }
-        let generation = last + u32::from(!written.is_empty() || !surplus.is_empty());
-        let value = |endpoint| EndpointValue { endpoint, generation };
-        let put = |(key, endpoint)| Step::Put(MapEntry::Endpoint(key, value(endpoint)));
-        self.phases.additions.extend(written.into_iter().map(put));
-        self.remove_slots(surplus.into_iter());
-        generation
-    }
-
-    fn remove_slots(&mut self, slots: impl Iterator<Item = (&'a EndpointKey, &'a EndpointValue)>) {
-        let removed = slots.map(|(key, value)| Step::Remove(MapEntry::Endpoint(*key, *value)));
-        self.phases.removals.extend(removed);
-    }
-
-    /// Plans the members. Also destroys the sockets of members that no longer serve.
-    fn set_members(&mut self, service: u32, wanted: &BTreeSet<MemberKey>) {
-        let have: BTreeSet<MemberKey> = self.state.members_of(service).copied().collect();
-        self.difference(&have, wanted, MapEntry::Member);
-        let gone = have.difference(wanted).filter(|member| member.list == List::Serving.number());
-        let endpoints: Vec<Endpoint> = gone.map(|member| member.endpoint).collect();
-        if !endpoints.is_empty() {
-            self.phases.releases.push(Step::ReleaseSockets { service, endpoints });
-        }
-    }
-
-    fn set_ranges(&mut self, service: u32, wanted: &BTreeSet<Range>) {
-        let have = self.state.ranges_of(service).copied().collect();
-        self.difference(&have, wanted, MapEntry::SourceRange);
-    }
-
-    fn set_dsr_nodes(&mut self, service: u32, wanted: &BTreeMap<DsrKey, Addr>) {
-        let have = self.state.dsr_endpoints_of(service).map(|(key, node)| (*key, *node)).collect();
-        self.value_difference(&have, wanted, MapEntry::DsrEndpoint);
-    }
-
-    fn remove_port(&mut self, name: &ServicePortKey) {
-        if let Some(service) = self.state.id(name) {
-            self.names.push((name.clone(), None));
-            self.remove_all(service);
-        }
-    }
-
-    fn remove_all(&mut self, service: u32) {
-        self.phases.closures.extend(self.state.frontends(service));
-        self.remove_slots(self.state.slots(service));
-        self.set_ranges(service, &BTreeSet::new());
-        self.set_members(service, &BTreeSet::new());
-        self.set_dsr_nodes(service, &BTreeMap::new());
-    }
-
-    /// Removes the entries of an earlier process that no service port took over.
-    fn remove_unowned(&mut self) {
-        for service in self.state.services_in_use() {
-            if !self.state.is_named(service) && !self.claimed.contains(&service) {
-                self.remove_all(service);
-            }
-        }
-    }
-}
-
-/// Returns true if a frontend gets a Maglev table, so that the programs adopt connections which
-/// they do not know. Before the programs of this process are attached, a frontend that is new to it
-/// may have connections too.
-fn gets_table(before: Option<&ServiceValue>, value: &ServiceValue, attached: bool) -> bool {
-    has_table(value) && before.map_or(!attached, |before| !has_table(before))
 }
 
 /// Returns true if clients outside choose by a Maglev table.

@@ -151,7 +151,13 @@ impl Planner<'_> {
         let is_wanted =
             |at: &LinkHook| node.links.get(&at.index).is_some_and(|link| has_program(at.hook, link.framing));
         let unwanted = state.links.keys().rev().filter(|at| !is_wanted(at));
-        self.phases.attachments.extend(unwanted.copied().map(Step::DetachLink));
+        let detached = unwanted.filter_map(|at| {
+            let bond = node.bond_ports.get(&at.index).copied();
+            let is_left_out =
+                |bond| state.links.get(&LinkHook { index: bond, ..*at }) == Some(&HookState::LeftOut);
+            (!bond.is_some_and(is_left_out)).then_some(Step::DetachLink(*at, bond))
+        });
+        self.phases.attachments.extend(detached);
         if takes_over {
             self.phases.attachments.extend([
                 Step::LeaveFlowsToConntrack,

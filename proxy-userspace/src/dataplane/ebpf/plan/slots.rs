@@ -7,18 +7,20 @@
 use proxy_common::layout::Endpoint;
 
 /// Returns the slots to write so that the first slots have exactly the wanted endpoints. `held` are
-/// the present slots, and `wanted` is sorted and has no endpoint twice.
+/// the present slots, and `wanted` has no endpoint twice.
 ///
 /// Endpoints that are wanted keep their slots. The others are replaced by endpoints that have no
 /// slot yet, or whose slot is above the number of wanted ones.
 pub(super) fn arrange(
     held: impl Iterator<Item = (u32, Endpoint)> + Clone,
-    wanted: &[Endpoint],
+    wanted: impl Iterator<Item = Endpoint> + Clone,
 ) -> Vec<(u32, Endpoint)> {
     // After a restart, nearly all lists are as they were.
-    if held.clone().eq((0..).zip(wanted.iter().copied())) {
+    if held.clone().eq((0..).zip(wanted.clone())) {
         return Vec::new();
     }
+    let mut wanted: Vec<Endpoint> = wanted.collect();
+    wanted.sort_unstable();
     let mut is_kept = vec![false; wanted.len()];
     let mut has_slot = vec![false; wanted.len()];
     // Slots are filled in the order of the endpoints, and few change later.
@@ -54,8 +56,8 @@ mod tests {
     }
 
     fn arranged(held: &[u8], wanted: &[u8]) -> Vec<(u32, Endpoint)> {
-        let wanted: Vec<_> = wanted.iter().map(|number| endpoint(*number)).collect();
-        arrange((0..).zip(held.iter().map(|number| endpoint(*number))), &wanted)
+        let wanted = wanted.iter().map(|number| endpoint(*number));
+        arrange((0..).zip(held.iter().map(|number| endpoint(*number))), wanted)
     }
 
     #[test]
@@ -88,11 +90,11 @@ mod tests {
             let held: BTreeMap<u32, Endpoint> = held.into_iter().map(|(slot, number)| (slot, endpoint(number))).collect();
             let wanted: Vec<Endpoint> = wanted.into_iter().map(endpoint).collect();
             let mut slots = held.clone();
-            slots.extend(arrange(entries(&held), &wanted));
+            slots.extend(arrange(entries(&held), wanted.iter().copied()));
             let count = u32::try_from(wanted.len()).expect("few");
             let first: BTreeSet<Endpoint> = slots.range(..count).map(|(_, endpoint)| *endpoint).collect();
             prop_assert!(slots.range(..count).count() == wanted.len() && first.into_iter().eq(wanted.iter().copied()));
-            prop_assert_eq!(arrange(entries(&slots), &wanted), [], "nothing is left to write");
+            prop_assert_eq!(arrange(entries(&slots), wanted.iter().copied()), [], "nothing is left to write");
         }
     }
 }

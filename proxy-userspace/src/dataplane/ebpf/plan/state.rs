@@ -107,7 +107,10 @@ impl EntriesRead {
     pub(crate) fn into_state(self) -> State {
         let Self { mut state, services, mut endpoints, mut members } = self;
         // A map has each key once. If it changed meanwhile, the last value counts.
-        endpoints.sort_by_key(|(key, _)| *key);
+        // One number is compared faster than three.
+        endpoints.sort_by_key(|(EndpointKey { service, list, slot }, _)| {
+            u128::from(*service) << 64 | u128::from(*list) << 32 | u128::from(*slot)
+        });
         members.sort_unstable();
         state.endpoints = endpoints.into_iter().collect();
         state.members = members.into_iter().collect();
@@ -135,7 +138,7 @@ impl State {
             Step::SetLocalDetection(detection) => self.local_detection = *detection as u32,
             Step::Attach => self.attached = true,
             Step::AttachLink(at, link) => drop(self.links.insert(*at, HookState::Current(link.framing))),
-            Step::DetachLink(at) | Step::LeaveLink(at) => drop(self.links.remove(at)),
+            Step::DetachLink(at, _) | Step::LeaveLink(at) => drop(self.links.remove(at)),
             Step::AttachXdp(index, link) => drop(self.xdp.insert(*index, XdpState::Current(link.mode))),
             Step::DetachXdp(index) => drop(self.xdp.remove(index)),
             Step::InstallRules { masquerade } => {

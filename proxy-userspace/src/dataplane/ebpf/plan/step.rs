@@ -269,8 +269,9 @@ pub enum Step {
     },
     /// Attach a program to a link.
     AttachLink(LinkHook, ServedLink),
-    /// Detach our program from a link that is not to be served.
-    DetachLink(LinkHook),
+    /// Detach our program from a link that is not to be served. A port of the bond with this index
+    /// keeps it until the bond has one.
+    DetachLink(LinkHook, Option<u32>),
     /// Detach our program from a link that netfilter serves from now on.
     LeaveLink(LinkHook),
     /// Attach the XDP program to the link with this index.
@@ -304,7 +305,7 @@ impl Step {
     /// Returns the index of the link that the step is for, if any.
     pub const fn link(&self) -> Option<u32> {
         match self {
-            Self::AttachLink(at, _) | Self::DetachLink(at) | Self::LeaveLink(at) => Some(at.index),
+            Self::AttachLink(at, _) | Self::DetachLink(at, _) | Self::LeaveLink(at) => Some(at.index),
             Self::AttachXdp(index, _) | Self::DetachXdp(index) => Some(*index),
             _ => None,
         }

@@ -34,7 +34,7 @@ pub(crate) struct StagedMaps {
 /// Creates a directory for new maps if the pinned maps have another layout or size.
 pub(crate) fn stage(pins: &PinDir, specs: &[bpf::MapSpec]) -> Result<Option<StagedMaps>, KernelError> {
     pins.recover()?;
-    if !pins.holds_any(specs) {
+    if !pins.holds_any(specs.iter().map(|map| map.name)) {
         return Ok(None);
     }
     let (layout, state_layout) = maps::pinned_layouts(pins.path()).unzip();
@@ -207,7 +207,7 @@ impl Ebpf {
         self.new_marks = None;
         let Some(rules) = &mut self.rules else { return Ok(()) };
         rules.set_marks(marks);
-        // If the installation fails, the next sync retries it.
+        // If the installation fails, the next full sync retries it.
         state.rules_are_installed = false;
         rules.install()?;
         state.rules_are_installed = true;

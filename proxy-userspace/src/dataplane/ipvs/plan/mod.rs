@@ -208,7 +208,7 @@ impl Planner<'_> {
         let mut steps = if self.plan.is_full { self.foundations() } else { Vec::new() };
         // Entries that protect nothing can be deleted first. One ipset process then makes all
         // changes, and the deletions make room for new entries.
-        let (mut last, mut first): (Vec<_>, Vec<_>) = deleted.into_iter().partition(is_guard);
+        let (mut last, mut first) = split_deletions(deleted);
         if added.is_empty() {
             last.append(&mut first);
         }
@@ -347,6 +347,21 @@ impl Planner<'_> {
     }
 }
 
-fn is_guard(change: &SetChange) -> bool {
-    matches!(change, SetChange::Delete(entry) if entry.set.is_guard())
+/// Splits the deletions of set entries into guards, which are deleted last, and all others. If the
+/// restriction to source ranges ends, the ranges are guards, too: without them, the entry that
+/// stands for the restriction would drop all packets. Entries are in the order of their sets, so
+/// that the restriction goes first.
+fn split_deletions(deleted: Vec<SetChange>) -> (Vec<SetChange>, Vec<SetChange>) {
+    let server = |change: &SetChange, sets: &[Set]| match change {
+        SetChange::Delete(entry) if sets.contains(&entry.set) => entry.entry.server(),
+        _ => None,
+    };
+    let unrestricted: BTreeSet<VirtualKey> =
+        deleted.iter().filter_map(|change| server(change, &[Set::LoadBalancerFirewall])).collect();
+    let is_guard = |change: &SetChange| {
+        matches!(change, SetChange::Delete(entry) if entry.set.is_guard())
+            || server(change, &[Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp])
+                .is_some_and(|key| unrestricted.contains(&key))
+    };
+    deleted.into_iter().partition(is_guard)
 }

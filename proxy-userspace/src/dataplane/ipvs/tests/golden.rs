@@ -10,8 +10,8 @@ use crate::{
     },
     kernel::ipvs::Change,
     model::{
-        Dirty, LoadBalancerIngress, LoadBalancerIpMode, Protocol, Service, ServicePortKey, ServiceType,
-        Snapshot, TrafficPolicy,
+        Dirty, IpFamily, LoadBalancerIngress, LoadBalancerIpMode, Protocol, Service, ServicePortKey,
+        ServiceType, Snapshot, TrafficPolicy,
         testing::{self, World, cidrs, endpoint, facts, ips, service, service_port, settings, slice},
     },
     net::PortRange,
@@ -198,4 +198,49 @@ fn a_cluster_ip_of_another_link_is_filtered_and_an_external_ip_of_one_is_not() {
     let held: Vec<_> = state.addresses.iter().map(ToString::to_string).collect();
     assert_eq!(held, ["10.96.0.10"]);
     assert!(super::is_safe(&state));
+}
+
+#[test]
+fn source_ranges_stay_until_the_restriction_to_them_ends() {
+    let ranges_of = |ranges: &[&str]| {
+        let mut balanced = service("default/balanced", "10.96.0.14");
+        balanced.service_type = ServiceType::LoadBalancer;
+        balanced.load_balancer_ingress = ingress("198.51.100.14");
+        balanced.load_balancer_source_ranges = cidrs(ranges);
+        balanced
+    };
+    let snapshot_of = |services| {
+        let mut snapshot = snapshot_of(services);
+        snapshot.node.primary_addresses.insert(IpFamily::V4, testing::ip("192.168.57.11"));
+        snapshot
+    };
+    let before = snapshot_of(vec![ranges_of(&["192.0.2.0/24", "192.168.57.0/24"])]);
+    let state = programmed(&before);
+    // A new Service adds entries in the same plan.
+    let after = snapshot_of(vec![ranges_of(&[]), service("default/new", "10.96.0.99")]);
+    let change = plan(&state, &after, &Dirty::everything());
+    let deletions = |plan: &Plan| -> Vec<String> {
+        text(plan).lines().filter(|line| line.starts_with("del ")).map(str::to_owned).collect()
+    };
+    assert_eq!(
+        deletions(&change),
+        [
+            "del KUBE-LOAD-BALANCER-FW 198.51.100.14,6:80",
+            "del KUBE-LOAD-BALANCER-SOURCE-CIDR 198.51.100.14,6:80,192.0.2.0/24",
+            "del KUBE-LOAD-BALANCER-SOURCE-CIDR 198.51.100.14,6:80,192.168.57.0/24",
+            "del KUBE-LOAD-BALANCER-SOURCE-IP 198.51.100.14,6:80,198.51.100.14",
+        ]
+    );
+    // An exchanged range makes room for the new one in a full set.
+    let after = snapshot_of(vec![ranges_of(&["203.0.113.0/24", "192.168.57.0/24"])]);
+    let shown = text(&plan(&state, &after, &Dirty::everything()));
+    let range = |line: &str| line.contains("KUBE-LOAD-BALANCER-SOURCE-CIDR");
+    let changes: Vec<&str> = shown.lines().filter(|line| range(line)).collect();
+    assert_eq!(
+        changes,
+        [
+            "del KUBE-LOAD-BALANCER-SOURCE-CIDR 198.51.100.14,6:80,192.0.2.0/24",
+            "add KUBE-LOAD-BALANCER-SOURCE-CIDR 198.51.100.14,6:80,203.0.113.0/24",
+        ]
+    );
 }

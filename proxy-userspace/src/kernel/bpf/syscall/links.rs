@@ -172,6 +172,24 @@ pub(in crate::kernel::bpf) fn create_xdp_link(
     create_link(attribute)
 }
 
+/// Attaches an extension program to a function of another program, in whose place it runs then.
+/// `function` is the type of the function there. The program may be attached elsewhere, too. Kernel
+/// 5.10 (4a1e7c0c63e0).
+pub(in crate::kernel::bpf) fn create_extension_link(
+    program: BorrowedFd<'_>,
+    target: BorrowedFd<'_>,
+    function: u32,
+) -> io::Result<OwnedFd> {
+    let attribute = LinkCreate {
+        prog_fd: number(program),
+        // The kernel calls these fields `target_fd` and `target_btf_id` here.
+        target_ifindex: number(target),
+        relative_fd: function,
+        ..LinkCreate::default()
+    };
+    create_link(attribute)
+}
+
 fn create_link(attribute: LinkCreate) -> io::Result<OwnedFd> {
     bpf_object(BPF_LINK_CREATE, attribute)
 }

@@ -6,23 +6,36 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use super::{bpf, bpf_object, bpf_with_output, number};
+use super::{bpf, bpf_object, bpf_with_output, number, object_name};
 
 const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
+const BPF_MAP_FREEZE: libc::c_int = 22;
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
 const BPF_MAP_UPDATE_BATCH: libc::c_int = 26;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
+/// Programs may only read the map.
+const BPF_F_RDONLY_PROG: u32 = 1 << 7;
 
-/// The head of the attribute. The rest, which is zero, means no flags and no name.
+/// The head of the attribute.
 #[repr(C)]
+#[derive(Default)]
 struct MapCreate {
     map_type: u32,
     key_size: u32,
     value_size: u32,
     max_entries: u32,
+    map_flags: u32,
+    inner_map_fd: u32,
+    numa_node: u32,
+    map_name: [u8; 16],
+}
+
+#[repr(C)]
+struct MapFreeze {
+    map_fd: u32,
 }
 
 /// The kernel calls `from` and `next` `in_batch` and `out_batch`.
@@ -128,6 +141,28 @@ pub(in crate::kernel::bpf) fn create_array() -> io::Result<OwnedFd> {
 }
 
 fn create_small(map_type: u32) -> io::Result<OwnedFd> {
-    let attribute = MapCreate { map_type, key_size: 4, value_size: 4, max_entries: 1 };
+    let attribute =
+        MapCreate { map_type, key_size: 4, value_size: 4, max_entries: 1, ..MapCreate::default() };
     bpf_object(BPF_MAP_CREATE, attribute)
+}
+
+/// Creates an array of one value that never changes, so that the verifier takes it as fixed. Kernel
+/// 5.2 (87df15de441b).
+pub(in crate::kernel::bpf) fn create_constants(name: &str, value: &[u8]) -> io::Result<OwnedFd> {
+    let attribute = MapCreate {
+        map_type: BPF_MAP_TYPE_ARRAY,
+        key_size: 4,
+        value_size: u32::try_from(value.len()).map_err(io::Error::other)?,
+        max_entries: 1,
+        map_flags: BPF_F_RDONLY_PROG,
+        map_name: object_name(name),
+        ..MapCreate::default()
+    };
+    let constants = bpf_object(BPF_MAP_CREATE, attribute)?;
+    let map_fd = number(constants.as_fd());
+    let key = 0u32;
+    let (key, value) = ((&raw const key) as u64, value.as_ptr() as u64);
+    bpf(BPF_MAP_UPDATE_ELEM, Element { map_fd, key, value, ..Element::default() })?;
+    bpf(BPF_MAP_FREEZE, MapFreeze { map_fd })?;
+    Ok(constants)
 }

@@ -1,5 +1,6 @@
 //! Calls bpf(2) for commands that the BPF library does not offer in this form: for BPF links of
-//! cgroups and network links, and for batches of map entries.
+//! cgroups and network links, for batches of map entries, and for programs that are made at run
+//! time.
 
 mod links;
 mod maps;
@@ -17,11 +18,14 @@ use std::{
 
 pub(super) use self::{
     links::{
-        create_tcx_link, create_xdp_link, detach_link, link_cgroup, next_link, tcx_link, tcx_programs,
-        update_link, xdp_link,
+        create_extension_link, create_tcx_link, create_xdp_link, detach_link, link_cgroup, next_link,
+        tcx_link, tcx_programs, update_link, xdp_link,
     },
-    maps::{create_array, create_program_array, lookup_batch, lookup_first, update_batch},
-    programs::{load_xdp, program_runs, test_run, test_run_live},
+    maps::{create_array, create_constants, create_program_array, lookup_batch, lookup_first, update_batch},
+    programs::{
+        FunctionStart, Functions, load_types, load_xdp, load_xdp_functions, program_id, program_runs,
+        test_run, test_run_live,
+    },
 };
 
 const BPF_OBJ_PIN: libc::c_int = 6;
@@ -30,7 +34,7 @@ const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_XDP: u32 = 37;
 /// The size of the buffer for attributes, larger than any of them. The kernel wants zeros in the
 /// rest.
-const ATTR_SIZE: usize = 80;
+const ATTR_SIZE: usize = 96;
 
 #[repr(C)]
 struct Obj {
@@ -86,4 +90,21 @@ pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
 pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     bpf(BPF_OBJ_PIN, Obj { pathname: path.as_ptr() as u64, bpf_fd: number(object), file_flags: 0 }).map(drop)
+}
+
+/// Waits for an RCU grace period: then no CPU runs a program of a link that was replaced before.
+/// Kernels with CPUs without ticks (`nohz_full`) return EINVAL. Kernel 4.3 (5b25b13ab08f).
+pub(super) fn wait_for_runs() -> io::Result<()> {
+    /// `MEMBARRIER_CMD_GLOBAL`.
+    const GLOBAL: libc::c_int = 1;
+    // SAFETY: the call has no pointers.
+    let result = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Returns a name as the kernel keeps it: 15 bytes at most, and a zero.
+fn object_name(name: &str) -> [u8; 16] {
+    let mut kept = [0; 16];
+    kept.iter_mut().take(15).zip(name.bytes()).for_each(|(to, from)| *to = from);
+    kept
 }

@@ -5,10 +5,13 @@ use std::{
     os::fd::{BorrowedFd, OwnedFd},
 };
 
-use super::{BPF_OBJ_GET_INFO_BY_FD, BPF_XDP, InfoByFd, bpf, bpf_object, bpf_with_output, number};
+use super::{
+    BPF_OBJ_GET_INFO_BY_FD, BPF_XDP, InfoByFd, bpf, bpf_object, bpf_with_output, number, object_name,
+};
 
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
+const BPF_BTF_LOAD: libc::c_int = 18;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 /// `BPF_F_TEST_XDP_LIVE_FRAMES`.
 const LIVE_FRAMES: u32 = 1 << 1;
@@ -29,6 +32,48 @@ struct ProgramLoad {
     prog_name: [u8; 16],
     prog_ifindex: u32,
     expected_attach_type: u32,
+    prog_btf_fd: u32,
+    func_info_rec_size: u32,
+    func_info: u64,
+    func_info_cnt: u32,
+    padding: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct TypesLoad {
+    btf: u64,
+    log: u64,
+    btf_size: u32,
+    log_size: u32,
+    log_level: u32,
+    padding: u32,
+}
+
+/// Where a function of a program begins (`struct bpf_func_info`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::kernel::bpf) struct FunctionStart {
+    /// The number of its first instruction.
+    pub(in crate::kernel::bpf) instruction: u32,
+    /// The identifier of its type.
+    pub(in crate::kernel::bpf) function: u32,
+}
+
+/// The functions of a program.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::kernel::bpf) struct Functions<'a> {
+    /// Their types, as [`load_types`] returns them.
+    pub(in crate::kernel::bpf) types: BorrowedFd<'a>,
+    /// Where each begins, in ascending order.
+    pub(in crate::kernel::bpf) starts: &'a [FunctionStart],
+}
+
+/// The beginning of `struct bpf_prog_info`.
+#[repr(C)]
+struct ProgramIdentity {
+    _prog_type: u32,
+    id: u32,
 }
 
 /// The beginning of `struct bpf_prog_info`.
@@ -62,17 +107,55 @@ struct TestRun {
 
 /// Loads an XDP program of these instructions.
 pub(in crate::kernel::bpf) fn load_xdp(instructions: &[u64]) -> io::Result<OwnedFd> {
-    let count = u32::try_from(instructions.len()).map_err(io::Error::other)?;
-    let attribute = ProgramLoad {
+    bpf_object(BPF_PROG_LOAD, xdp_load(instructions)?)
+}
+
+/// Returns the attribute that loads an XDP program of these instructions.
+fn xdp_load(instructions: &[u64]) -> io::Result<ProgramLoad> {
+    Ok(ProgramLoad {
         prog_type: BPF_PROG_TYPE_XDP,
-        insn_cnt: count,
+        insn_cnt: u32::try_from(instructions.len()).map_err(io::Error::other)?,
         insns: instructions.as_ptr() as u64,
         license: c"GPL".as_ptr() as u64,
         // As with the programs that it may call.
         expected_attach_type: BPF_XDP,
         ..ProgramLoad::default()
+    })
+}
+
+/// Loads an XDP program of several functions, with flags.
+pub(in crate::kernel::bpf) fn load_xdp_functions(
+    name: &str,
+    instructions: &[u64],
+    functions: Functions<'_>,
+    prog_flags: u32,
+) -> io::Result<OwnedFd> {
+    let starts = functions.starts;
+    let attribute = ProgramLoad {
+        prog_flags,
+        prog_name: object_name(name),
+        prog_btf_fd: number(functions.types),
+        func_info_rec_size: u32::try_from(size_of::<FunctionStart>()).map_err(io::Error::other)?,
+        func_info: starts.as_ptr() as u64,
+        func_info_cnt: u32::try_from(starts.len()).map_err(io::Error::other)?,
+        ..xdp_load(instructions)?
     };
     bpf_object(BPF_PROG_LOAD, attribute)
+}
+
+/// Loads types in the format BTF. Kernel 4.18 (f56a653c1fd1).
+pub(in crate::kernel::bpf) fn load_types(btf: &[u8]) -> io::Result<OwnedFd> {
+    let btf_size = u32::try_from(btf.len()).map_err(io::Error::other)?;
+    bpf_object(BPF_BTF_LOAD, TypesLoad { btf: btf.as_ptr() as u64, btf_size, ..TypesLoad::default() })
+}
+
+/// Returns the id of a program. Kernel 4.13 (1e2709769086).
+pub(in crate::kernel::bpf) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut info = ProgramIdentity { _prog_type: 0, id: 0 };
+    let info_len = u32::try_from(size_of::<ProgramIdentity>()).map_err(io::Error::other)?;
+    let attribute = InfoByFd { bpf_fd: number(program), info_len, info: (&raw mut info) as u64 };
+    bpf(BPF_OBJ_GET_INFO_BY_FD, attribute)?;
+    Ok(info.id)
 }
 
 /// Returns the time of all runs of a program in nanoseconds, and their number. Both grow only while

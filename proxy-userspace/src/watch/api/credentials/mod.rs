@@ -1,6 +1,7 @@
 //! What requests to the API server authenticate with, chosen and renewed as client-go does.
 
 mod plugin;
+mod running_plugin;
 mod token_file;
 
 use std::{io, path::PathBuf, sync::Arc};
@@ -82,8 +83,9 @@ pub enum CredentialError {
 }
 
 impl Credentials {
-    /// Chooses the source of credentials: tokens, a password, or a plugin. A plugin is not used beside
-    /// another source, a client certificate included (`UpdateTransportConfig` of client-go's exec).
+    /// Chooses the source of credentials: tokens, a password, or a plugin. A plugin is not used
+    /// beside another source, a client certificate included (`UpdateTransportConfig` of client-go's
+    /// exec).
     pub(super) fn new(user: &AuthInfo) -> Result<Self, CredentialError> {
         if let Some(provider) = &user.auth_provider {
             return Err(CredentialError::Provider(provider.name.clone()));

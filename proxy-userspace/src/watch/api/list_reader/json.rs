@@ -2,7 +2,10 @@
 
 use serde::Deserialize;
 
-use super::super::{failure::Failure, wire::ListMetadata};
+use super::super::{
+    failure::Failure,
+    wire::{ListMetadata, MAX_MESSAGE},
+};
 
 /// The depth within `items`: the list is an object, and `items` its only array.
 const ITEMS_DEPTH: usize = 2;
@@ -40,13 +43,13 @@ impl JsonList {
             self.track(byte);
             let is_item = self.is_in_items && before.max(self.depth) > ITEMS_DEPTH;
             if is_item {
-                self.item.push(byte);
+                push(&mut self.item, byte)?;
                 if self.depth == ITEMS_DEPTH {
                     take(&self.item)?;
                     self.item.clear();
                 }
             } else if !self.is_in_items || before < ITEMS_DEPTH {
-                self.rest.push(byte);
+                push(&mut self.rest, byte)?;
             }
         }
         Ok(())
@@ -75,6 +78,16 @@ impl JsonList {
             _ => {}
         }
     }
+}
+
+fn push(part: &mut Vec<u8>, byte: u8) -> Result<(), Failure> {
+    if part.len() >= MAX_MESSAGE {
+        return Err(Failure::invalid(format!(
+            "a part of a list has more than {MAX_MESSAGE} bytes, the limit"
+        )));
+    }
+    part.push(byte);
+    Ok(())
 }
 
 #[cfg(test)]
@@ -113,6 +126,15 @@ mod tests {
         }
         for list in ["", "<html>no JSON</html>", r#"{"metadata":{},"items":[{"a":1}"#, r#"{"items":[{}]]}"#] {
             assert!(items(list, 5).is_err(), "{list}");
+        }
+    }
+
+    #[test]
+    fn items_and_lists_without_end_are_refused() {
+        let endless = "x".repeat(MAX_MESSAGE);
+        for begin in [r#"{"items":[{"a":""#, r#"{"metadata":{"continue":""#] {
+            let failure = items(&format!("{begin}{endless}"), 1 << 20).err().expect("too long");
+            assert!(failure.to_string().contains("more than 16777216 bytes"), "{failure}");
         }
     }
 }

@@ -20,7 +20,7 @@ use super::{
     wire::{Event, Object},
 };
 use crate::{
-    model::{Delta, Interner, WatchEvent},
+    model::{Delta, SharedValues, WatchEvent},
     net::ContentType,
     watch::decode::{INITIAL_EVENTS_END, Kind, RawMetadata, Text},
 };
@@ -29,8 +29,8 @@ use crate::{
 /// long, like client-go's 5 to 10 minutes.
 const WATCH_SECONDS: u32 = 300;
 
-/// The most names that are kept so that objects which follow share them.
-const MAX_NAMES: usize = 8192;
+/// After so many watches in a row that brought nothing in time, a list follows.
+const MAX_SILENT_WATCHES: u32 = 2;
 
 /// The list and watch of one kind.
 pub(super) struct Reflector<K> {
@@ -39,8 +39,8 @@ pub(super) struct Reflector<K> {
     timing: Timing,
     tx: Sender<WatchEvent>,
     reporter: Reporter,
-    /// Names that many objects repeat, at most [`MAX_NAMES`].
-    names: Interner<str>,
+    /// Values that many objects repeat.
+    shared: SharedValues,
     backoff: Backoff,
     /// The resource version that the next watch starts from; none if a list must come first.
     version: Option<String>,
@@ -50,6 +50,9 @@ pub(super) struct Reflector<K> {
     was_listed: bool,
     /// The server sends lists by pages, although its cache could send them whole.
     has_pages: bool,
+    /// How many watches in a row brought nothing in time; none before the first bookmark of a
+    /// watch. From a server that sends bookmarks, a watch that works is never silent for long.
+    silent_watches: Option<u32>,
     /// When the server refused to stream a list.
     refused_streaming: Option<Instant>,
     /// When the connection was last replaced because of a new client certificate.
@@ -101,12 +104,13 @@ impl<K: Kind> Reflector<K> {
             timing,
             tx,
             reporter,
-            names: Interner::default(),
+            shared: SharedValues::default(),
             backoff: Backoff::new(timing),
             version: None,
             freshness: Freshness::Any,
             was_listed: false,
             has_pages: false,
+            silent_watches: None,
             refused_streaming: None,
             replaced: None,
             is_optional: false,
@@ -247,7 +251,12 @@ impl<K: Kind> Reflector<K> {
                 Ok(Part::Timeout) if initial.is_some() => {
                     return Err(End::NotStreaming(format!("no end of the initial objects in {limit:?}")));
                 }
-                Ok(Part::Timeout) => return Ok(is_settled),
+                Ok(Part::Timeout) => {
+                    if events == 0 {
+                        self.was_silent();
+                    }
+                    return Ok(is_settled);
+                }
                 Ok(Part::End) if has_worked => return Ok(is_settled),
                 Ok(Part::End) => {
                     let missing =
@@ -262,6 +271,19 @@ impl<K: Kind> Reflector<K> {
                 Err(failure) => return Err(failure.into()),
             }
             events += 1;
+        }
+    }
+
+    /// Decides whether a list must follow a watch that brought nothing for too long. A server that
+    /// was restored from a backup accepts a watch from a version that it does not have yet. It
+    /// sends nothing, not even a bookmark, until it gets there, and then only what follows.
+    fn was_silent(&mut self) {
+        let Some(watches) = &mut self.silent_watches else { return };
+        *watches += 1;
+        if *watches >= MAX_SILENT_WATCHES {
+            *watches = 0;
+            let version = self.version.take();
+            self.freshness = version.map_or(Freshness::Newest, Freshness::NotOlderThan);
         }
     }
 
@@ -351,7 +373,10 @@ impl<K: Kind> Reflector<K> {
             None if initial.is_some() => {
                 Err(End::NotStreaming("a bookmark came before the end of the initial objects".to_owned()))
             }
-            None => self.advance_version(metadata.resource_version),
+            None => {
+                self.silent_watches = Some(0);
+                self.advance_version(metadata.resource_version)
+            }
         }
     }
 
@@ -380,6 +405,7 @@ impl<K: Kind> Reflector<K> {
             }
             self.version = Some(version.into_owned());
         }
+        self.silent_watches = self.silent_watches.map(|_| 0);
         self.reporter.received();
         self.reporter.connected();
         Ok(())
@@ -392,11 +418,7 @@ impl<K: Kind> Reflector<K> {
     /// Decodes an object. Returns its version and its change: a deletion if its labels exclude it,
     /// and none if it cannot be decoded.
     fn decode<'a>(&mut self, object: &'a Object<'_>) -> (Option<Text<'a>>, Option<Delta<K>>) {
-        // The model frees no name that is kept here.
-        if self.names.len() >= MAX_NAMES {
-            self.names = Interner::default();
-        }
-        let decoded = match object.decode::<K>(&mut self.names) {
+        let decoded = match object.decode::<K>(&mut self.shared) {
             Ok(decoded) => decoded,
             Err(problem) => {
                 let metadata = object.metadata().unwrap_or_default();

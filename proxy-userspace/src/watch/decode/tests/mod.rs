@@ -20,7 +20,7 @@ const NODES: &str = include_str!("../../../../../tests/src/apiserver/recordings/
 fn decode<'de, K: Kind, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Decoded<'static, K>, Problem> {
-    super::decode(deserializer, &mut Interner::default())
+    super::decode(deserializer, &mut SharedValues::default())
 }
 
 fn items(list: &str) -> Vec<Value> {
@@ -92,9 +92,10 @@ fn recorded_slices_and_the_recorded_node_are_decoded() {
     assert_eq!(slices[2].name, NamespacedName::new("default", "lb-v4"));
     assert_eq!(slices[2].service.as_deref(), Some("lb"));
     assert_eq!(slices[2].address_type, AddressType::Ipv4);
-    let nodes: Vec<_> = slices[2].endpoints.iter().map(|e| e.node_name.as_deref().unwrap()).collect();
+    let nodes: Vec<_> =
+        slices[2].endpoints.iter().map(|e| e.placement.node_name.as_deref().unwrap()).collect();
     assert_eq!(nodes, ["node1", "node2"]);
-    assert_eq!(slices[1].endpoints[0].address, Some("fd44:2::11".parse().unwrap()));
+    assert_eq!(slices[1].endpoints[0].address.to_string(), "fd44:2::11");
     let node: Node = good(&items(NODES)[0]);
     assert_eq!(node.pod_cidrs, ["10.244.1.0/24".parse().unwrap(), "fd44:1::/64".parse().unwrap()]);
     let internal = |ip: &str| (NodeAddressType::InternalIp, ip.parse().unwrap());
@@ -180,8 +181,8 @@ fn hints_and_the_trigger_time_are_decoded() {
         json!({"endpoints.kubernetes.io/last-change-trigger-time": "1970-01-01T00:00:01.5Z", "other": "x"});
     let slice: EndpointSlice = good(&object);
     let endpoint = &slice.endpoints[0];
-    assert_eq!(endpoint.address, Some("fd44::1".parse().unwrap()), "only the first counts");
-    let hints = endpoint.hints.as_deref().unwrap();
+    assert_eq!(endpoint.address.to_string(), "fd44::1", "only the first counts");
+    let hints = endpoint.placement.hints.as_deref().unwrap();
     assert_eq!(hints.zones.iter().map(|zone| &**zone).collect::<Vec<_>>(), ["east", "west"]);
     assert_eq!(hints.nodes.iter().map(|node| &**node).collect::<Vec<_>>(), ["n1"]);
     assert_eq!(slice.last_change_trigger_time, Some(UnixNanos(1_500_000_000)));
@@ -257,19 +258,33 @@ fn invalid_values_are_named_and_left_out_while_the_rest_stays() {
 
 #[test]
 fn an_invalid_address_removes_only_its_endpoint() {
+    let pod = |name: &str| json!({"kind": "Pod", "name": name});
     let (problems, slice): (_, EndpointSlice) = faulty(&slice(json!({"addressType": "IPv4", "endpoints": [
-        {"addresses": ["fd44::1"]}, {"addresses": ["10.0.0.256"]}, {"addresses": []}, {"addresses": ["10.0.0.3"]},
+        {"addresses": ["fd44::1"], "targetRef": pod("web-0")}, {"addresses": ["10.0.0.256"]},
+        {"addresses": []}, {"addresses": ["10.0.0.3"], "targetRef": pod("web-3")},
     ]})));
     assert_eq!(problems.len(), 3, "{problems:?}");
     assert_eq!(slice.endpoints.len(), 1);
+    assert_eq!(slice.pods.get(0).as_deref(), Some("web-3"), "the name of its own pod");
 }
 
 #[test]
-fn endpoints_of_fqdn_slices_have_no_address() {
+fn an_ipv4_mapped_address_of_an_endpoint_is_an_ipv4_address() {
+    let of_type = |address_type| {
+        slice(json!({"addressType": address_type, "endpoints": [{"addresses": ["::ffff:10.0.0.1"]}]}))
+    };
+    let slice: EndpointSlice = good(&of_type("IPv4"));
+    assert_eq!(slice.endpoints[0].address.to_string(), "10.0.0.1");
+    let (problems, slice): (_, EndpointSlice) = faulty(&of_type("IPv6"));
+    assert_eq!((problems.len(), slice.endpoints.len()), (1, 0), "{problems:?}");
+}
+
+#[test]
+fn fqdn_slices_have_no_endpoints() {
     let object = slice(json!({"addressType": "FQDN", "endpoints": [{"addresses": ["a.test"]}]}));
     let slice: EndpointSlice = good(&object);
     assert_eq!(slice.address_type, AddressType::Fqdn);
-    assert_eq!(slice.endpoints[0].address, None);
+    assert_eq!(slice.endpoints, []);
 }
 
 #[test]

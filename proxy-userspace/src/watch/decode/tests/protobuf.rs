@@ -30,13 +30,13 @@ fn entry(number: u64, key: &str, value: &str) -> Vec<u8> {
 }
 
 fn decode_protobuf<K: Kind>(object: &[u8]) -> Result<Decoded<'_, K>, Problem> {
-    super::super::decode_protobuf(object, &mut Interner::default())
+    super::super::decode_protobuf(object, &mut SharedValues::default())
 }
 
 /// Decodes an object from JSON, and from the same fields in protobuf.
 fn both<K: Kind>(object: &Value) -> [String; 2] {
     let raw = K::Raw::deserialize(object).unwrap().encode();
-    let json = decode_json::<K>(&object.to_string(), &mut Interner::default()).unwrap();
+    let json = decode_json::<K>(&object.to_string(), &mut SharedValues::default()).unwrap();
     [json, decode_protobuf::<K>(&raw).unwrap()].map(|decoded| format!("{decoded:?}"))
 }
 
@@ -165,10 +165,26 @@ fn text_that_is_not_utf_8_is_named() {
     let problem = decode_protobuf::<Service>(&object).expect_err("a name that is no text");
     let expected = "RawService.metadata: RawMetadata.name: text is not UTF-8: ";
     assert!(problem.what.starts_with(expected), "{problem}");
-    // Of labels and annotations, only those that are used must be text.
-    let annotation = field(12, [field(1, "note"), field(2, b"\xff")].concat());
-    let object = field(1, [field(1, "web"), field(3, "shop"), annotation].concat());
-    assert!(decode_protobuf::<Service>(&object).unwrap().object.is_some());
+}
+
+#[test]
+fn labels_and_annotations_that_are_not_utf_8_count_as_absent() {
+    for key in [&b"note"[..], b"\xff", b"shunt.dev/balance"] {
+        let annotation = field(12, [field(1, key), field(2, b"\xff")].concat());
+        let object = field(1, [field(1, "web"), field(3, "shop"), annotation].concat());
+        let decoded = decode_protobuf::<Service>(&object).unwrap();
+        assert_eq!((decoded.problems.len(), decoded.object.unwrap().balance), (0, None), "{key:?}");
+    }
+}
+
+#[test]
+fn of_two_entries_with_the_same_key_the_last_counts() {
+    let key = "kubernetes.io/service-name";
+    let entries = [entry(11, key, "old"), entry(11, "other", "x"), entry(11, key, "web")].concat();
+    let object = field(1, [&*field(1, "web-1"), &*field(3, "shop"), &*entries].concat());
+    let object = [object, field(4, "IPv4")].concat();
+    let slice = decode_protobuf::<EndpointSlice>(&object).unwrap().object.unwrap();
+    assert_eq!(slice.service.as_deref(), Some("web"));
 }
 
 #[test]

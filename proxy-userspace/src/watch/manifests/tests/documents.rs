@@ -8,12 +8,12 @@ use super::{
     super::{documents::Contents, file::Text, *},
     NODE, SLICE, all, documents, service,
 };
-use crate::model::{Delta, Interner, NamespacedName};
+use crate::model::{Delta, NamespacedName, SharedValues};
 
 pub(super) fn read(text: &str, is_json: bool) -> Contents {
     let path = PathBuf::from(if is_json { "a.json" } else { "a.yaml" });
     let text = Text::new(Cursor::new(text)).unwrap();
-    super::super::documents::read(&path, text, &BTreeMap::new(), &mut Interner::default())
+    super::super::documents::read(&path, text, &BTreeMap::new(), &mut SharedValues::default())
 }
 
 proptest! {
@@ -120,7 +120,7 @@ fn an_object_that_did_not_change_is_shared_with_the_last_read() {
     let last = read(&documents(&[service("a", 1), service("b", 1)]), false);
     let text = Text::new(Cursor::new(documents(&[service("a", 2), service("b", 1)]))).unwrap();
     let new =
-        super::super::documents::read(Path::new("a.yaml"), text, &last.objects, &mut Interner::default());
+        super::super::documents::read(Path::new("a.yaml"), text, &last.objects, &mut SharedValues::default());
     let is_shared = |(key, object)| Arc::ptr_eq(object, &last.objects[key]);
     assert_eq!(new.objects.iter().map(is_shared).collect::<Vec<_>>(), [false, true]);
 }

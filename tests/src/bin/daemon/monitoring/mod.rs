@@ -18,7 +18,7 @@ use super::test_node::{Setup, TestNode};
 const OFTEN: &str = "{iptables: {syncPeriod: 1s}, nftables: {syncPeriod: 1s}}";
 const ROUNDS: usize = 6;
 /// The time until Prometheus has scraped a change and evaluated the rules.
-const TIMEOUT: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_mins(1);
 const JOBS: [&str; 2] = ["shunt", "kube-proxy"];
 
 /// Each query of the dashboards and of kubernetes-mixin returns data, or none if that is said. The

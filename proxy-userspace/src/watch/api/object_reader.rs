@@ -1,7 +1,8 @@
-//! Reads single pods. shunt does not watch pods: it needs one only if somebody asks about it.
+//! Reads single objects that shunt does not watch: it needs one only if somebody asks about it.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
+use serde::Deserialize;
 use tokio::sync::watch;
 
 use super::{
@@ -9,8 +10,8 @@ use super::{
     response,
 };
 use crate::{
-    model::{NamespacedName, PodPlace},
-    watch::decode::{RawPod, pod_place},
+    model::{NamespacedName, PodPlace, UnservedReason},
+    watch::decode::{RawPod, SERVICE_PROXY_NAME, pod_place},
 };
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -38,9 +39,9 @@ pub enum PodError {
     Failed(NamespacedName, String),
 }
 
-/// Reads pods with the credentials of the API source, once there is one.
+/// Reads objects with the credentials of the API source, once there is one.
 #[derive(Clone, Debug)]
-pub struct PodReader {
+pub struct ObjectReader {
     client: watch::Sender<Option<Client>>,
 }
 
@@ -53,16 +54,35 @@ impl std::fmt::Debug for Client {
     }
 }
 
-impl Default for PodReader {
+impl Default for ObjectReader {
     fn default() -> Self {
         Self { client: watch::Sender::new(None) }
     }
 }
 
-impl PodReader {
+impl ObjectReader {
     /// Sets the client of the API source.
     pub fn set_client(&self, client: &kube::Client) {
         self.client.send_replace(Some(Client(client.clone())));
+    }
+
+    /// Returns the client of the API source.
+    pub fn client(&self) -> Option<kube::Client> {
+        self.client.borrow().as_ref().map(|Client(client)| client.clone())
+    }
+
+    /// Returns why a Service is not served, which needs the right to list Services. `None` if the
+    /// server does not say.
+    pub async fn unserved_reason(&self, name: &NamespacedName) -> Option<UnservedReason> {
+        let Client(client) = self.client.borrow().clone()?;
+        let list: ServiceList = match request_services(&client, name).await {
+            Ok(list) => list,
+            Err(failure) => {
+                tracing::debug!(service = %name, error = %failure, "cannot read the Service");
+                return None;
+            }
+        };
+        Some(list.items.first().map_or(UnservedReason::NotThere, ListedService::unserved_reason))
     }
 
     /// Reads a pod.
@@ -70,7 +90,7 @@ impl PodReader {
     /// # Errors
     /// Returns an error if there is no such pod, or if it cannot be read. It says what to do
     /// instead.
-    pub async fn read(&self, name: NamespacedName) -> Result<PodPlace, PodError> {
+    pub async fn read_pod(&self, name: NamespacedName) -> Result<PodPlace, PodError> {
         let client = self.client.borrow().clone();
         let Some(Client(client)) = client else { return Err(PodError::NoServer(name)) };
         match request(&client, &name).await {
@@ -82,6 +102,57 @@ impl PodReader {
             }),
         }
     }
+}
+
+/// A list of Services, with what decides whether a proxy serves them.
+#[derive(Deserialize)]
+struct ServiceList {
+    items: Vec<ListedService>,
+}
+
+#[derive(Deserialize)]
+struct ListedService {
+    #[serde(default)]
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+}
+
+#[derive(Default, Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    #[serde(rename = "type", default)]
+    service_type: String,
+    #[serde(rename = "clusterIP", default)]
+    cluster_ip: String,
+}
+
+impl ListedService {
+    fn unserved_reason(&self) -> UnservedReason {
+        if self.metadata.labels.contains_key(SERVICE_PROXY_NAME) {
+            UnservedReason::OtherProxy
+        } else if self.spec.service_type == "ExternalName" {
+            UnservedReason::ExternalName
+        } else if matches!(&*self.spec.cluster_ip, "" | "None") {
+            UnservedReason::Headless
+        } else {
+            UnservedReason::NotReceived
+        }
+    }
+}
+
+/// Lists the Services of a name. The role has no right to get one.
+async fn request_services(client: &kube::Client, name: &NamespacedName) -> Result<ServiceList, Failure> {
+    let NamespacedName { namespace, name } = name;
+    let path = format!("/api/v1/namespaces/{namespace}/services?fieldSelector=metadata.name%3D{name}");
+    let request = http::Request::get(path).body(Vec::new()).map_err(Failure::invalid)?;
+    response::request(client, request, RESPONSE_TIMEOUT).await
 }
 
 async fn request(client: &kube::Client, name: &NamespacedName) -> Result<RawPod<'static>, Failure> {
@@ -108,9 +179,9 @@ mod tests {
                 http::Response::builder().status(status).body(Body::from(body.to_string().into_bytes()));
             async move { Ok::<_, Infallible>(answer.expect("a response")) }
         });
-        let reader = PodReader::default();
+        let reader = ObjectReader::default();
         reader.set_client(&kube::Client::new(service, "default"));
-        reader.read(NamespacedName::new("shop", "web-0")).await
+        reader.read_pod(NamespacedName::new("shop", "web-0")).await
     }
 
     fn failure(code: u16, reason: &str) -> Value {
@@ -132,6 +203,39 @@ mod tests {
         assert_eq!((pending.addresses.len(), pending.node_name, pending.host_network), (0, None, false));
     }
 
+    /// Asks a server that lists these Services about one of them.
+    async fn unserved(items: Value) -> Option<UnservedReason> {
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let uri = request.uri().to_string();
+            assert!(uri.ends_with("/namespaces/shop/services?fieldSelector=metadata.name%3Dweb"), "{uri}");
+            let list = json!({"kind": "ServiceList", "apiVersion": "v1", "metadata": {}, "items": items});
+            let answer = http::Response::new(Body::from(list.to_string().into_bytes()));
+            async move { Ok::<_, Infallible>(answer) }
+        });
+        let reader = ObjectReader::default();
+        reader.set_client(&kube::Client::new(service, "default"));
+        reader.unserved_reason(&NamespacedName::new("shop", "web")).await
+    }
+
+    #[tokio::test]
+    async fn the_server_tells_why_a_service_is_not_served() {
+        assert_eq!(unserved(json!([])).await, Some(UnservedReason::NotThere));
+        for (spec, expected) in [
+            (json!({"clusterIP": "None"}), Some(UnservedReason::Headless)),
+            (
+                json!({"type": "ExternalName", "externalName": "a.example"}),
+                Some(UnservedReason::ExternalName),
+            ),
+            (json!({"type": "ClusterIP", "clusterIP": "10.96.0.1"}), Some(UnservedReason::NotReceived)),
+        ] {
+            let items = json!([{"metadata": {"name": "web", "namespace": "shop"}, "spec": spec}]);
+            assert_eq!(unserved(items).await, expected, "{spec}");
+        }
+        let labels = json!({SERVICE_PROXY_NAME: "other"});
+        let items = json!([{"metadata": {"labels": labels}, "spec": {"clusterIP": "10.96.0.1"}}]);
+        assert_eq!(unserved(items).await, Some(UnservedReason::OtherProxy));
+    }
+
     #[tokio::test]
     async fn what_is_missing_is_named() {
         let error = asked(403, failure(403, "Forbidden")).await.expect_err("forbidden").to_string();
@@ -146,8 +250,10 @@ mod tests {
             error.contains("cannot read the pod shop/web-0: the API server returned an error (500)"),
             "{error}"
         );
-        let error =
-            PodReader::default().read(NamespacedName::new("shop", "web-0")).await.expect_err("no server");
+        let error = ObjectReader::default()
+            .read_pod(NamespacedName::new("shop", "web-0"))
+            .await
+            .expect_err("no server");
         assert!(error.to_string().contains("name its address instead"), "{error}");
     }
 }

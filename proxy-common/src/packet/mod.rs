@@ -1,114 +1,14 @@
 //! Reads the headers of a packet: addresses, ports, TCP flags, and whether it is a fragment.
 
-use crate::{Addr, Protocol, checksum::Difference, layout::Endpoint};
+mod frame;
+mod tcp;
 
-/// A frame of a link that can be read and changed. Offsets are in bytes from its start.
-pub trait Frame {
-    /// The frame begins with an Ethernet header.
-    const IS_ETHERNET: bool;
-    /// The frame came through the tunnel from another node.
-    const IS_TUNNELED: bool;
+use crate::{Addr, layout::Endpoint};
 
-    /// Reads bytes. Returns `None` if the frame is too short.
-    fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]>;
-    /// Writes bytes. Returns `None` if the frame is too short or the kernel has no memory.
-    fn store<const N: usize>(&self, offset: u32, bytes: &[u8; N]) -> Option<()>;
-    /// Updates the checksum of an IPv4 header.
-    fn fix_header_checksum(&self, offset: u32, difference: Difference) -> Option<()>;
-    /// Updates the checksum of a transport header or ICMP message.
-    fn fix_checksum(&self, offset: u32, difference: Difference, coverage: ChecksumCoverage) -> Option<()>;
-    /// Updates the sum of the packet that the hardware computed, if there is one. For changed bytes
-    /// for which no checksum within the packet compensates.
-    fn update_hardware_checksum(&self, difference: Difference);
-
-    /// Returns the number of bytes.
-    fn length(&self) -> u32;
-    /// Returns the interface index of the link.
-    fn link(&self) -> u32;
-    /// Returns the mark, which netfilter sees.
-    fn mark(&self) -> u32;
-    /// Sets the mark.
-    fn set_mark(&self, mark: u32);
-    /// Returns the note that the program on the link where the packet came in left for the one on
-    /// the link where it leaves. Netfilter does not see it.
-    fn note(&self) -> u32;
-    /// Leaves a note, of 16 bits.
-    fn set_note(&self, note: u32);
-    /// Returns the interface index of the link on which the packet came in, or 0 if the node sends
-    /// it.
-    fn ingress_link(&self) -> u32;
-    /// Returns the bytes of payload in each segment into which the kernel will cut the packet, or 0
-    /// if it will not.
-    fn segment_size(&self) -> u32;
-    /// Returns true if the frame has a VLAN tag beside its bytes.
-    fn has_vlan_tag(&self) -> bool;
-    /// Returns the priority, by which a qdisc may choose.
-    fn priority(&self) -> u32;
-    /// Sets the priority.
-    fn set_priority(&self, priority: u32);
-    /// Returns true if a socket of the node gets packets with this source and destination.
-    fn has_socket(&self, protocol: Protocol, tuple: &Tuple) -> bool;
-    /// Asks the kernel where it would forward a packet that came in on this link. Returns false if
-    /// it would not, if the packet is too long, or if a tunnel is on the way.
-    fn find_route(&self, packet: &RoutedPacket, route: &mut Route) -> bool;
-    /// Makes the packet leave on another link, as it is, if the program returns
-    /// [`Outcome::Redirect`](crate::link::Outcome).
-    fn redirect(&self, link: u32);
-    /// Makes the packet go through the tunnel from `source` to the node with this address, if the
-    /// program then redirects it to the tunnel. Returns `None` if the kernel has no memory. Kernels
-    /// before 5.19 choose the source.
-    fn tunnel_to(&self, node: &Addr, source: &Addr) -> Option<()>;
-    /// Returns the address of the node that sent the packet through the tunnel.
-    fn tunnel_source(&self) -> Option<Addr>;
-    /// Cuts the frame to its first bytes. Returns `None` if it is shorter, if the rest has a
-    /// checksum that hardware is to complete, or if the kernel has no memory.
-    fn cut(&self, length: u32) -> Option<()>;
-    /// Inserts bytes of any content between the Ethernet header, if there is one, and the IP
-    /// header. Returns `None` if the kernel has no memory.
-    fn insert(&self, bytes: u32) -> Option<()>;
-    /// Makes the packet leave on another link with the Ethernet addresses that the kernel has for
-    /// the route, if the program returns [`Outcome::Redirect`](crate::link::Outcome). The kernel
-    /// asks for the address of the next hop if it does not know it.
-    fn redirect_to(&self, route: &Route);
-}
-
-/// A packet whose route is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RoutedPacket {
-    /// The version of IP.
-    pub version: IpVersion,
-    /// The IP protocol number.
-    pub proto: u8,
-    /// The traffic class, with the bits for congestion.
-    pub traffic_class: u8,
-    /// The bytes of the packet, or of its longest segment.
-    pub length: u16,
-    /// Source and destination.
-    pub tuple: Tuple,
-}
-
-/// Where the kernel forwards a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Route {
-    /// The interface index of the link.
-    pub link: u32,
-    /// The address of the router, or of the destination.
-    pub next_hop: Addr,
-}
-
-impl Route {
-    /// No route.
-    pub const NONE: Self = Self { link: 0, next_hop: Addr::UNSPECIFIED_V6 };
-}
-
-/// How a checksum covers the changed bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChecksumCoverage {
-    /// The IP version if they are in the pseudo header. `None` if they are in the payload.
-    pub pseudo_header: Option<IpVersion>,
-    /// True if zero means that the packet has no checksum (UDP).
-    pub is_optional: bool,
-}
+pub use self::{
+    frame::{ChecksumCoverage, Frame, Route, RoutedPacket},
+    tcp::TcpFlags,
+};
 
 /// The version of IP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -378,48 +278,6 @@ impl Packet {
         }
     }
 
-    /// Returns the flags of a TCP segment, and no flags for other protocols. Returns `None` if the
-    /// segment is truncated before the end of its checksum, because it could not be rewritten.
-    #[inline(always)]
-    pub fn tcp_flags(&self, frame: &impl Frame, protocol: Protocol) -> Option<TcpFlags> {
-        match protocol {
-            Protocol::Tcp => {
-                let [_, flags, _, _, _, _] = frame.load(self.payload() + TCP_LENGTH)?;
-                Some(TcpFlags(flags))
-            }
-            Protocol::Udp | Protocol::Sctp => Some(TcpFlags(0)),
-        }
-    }
-
-    /// Returns the flags of a TCP segment, as [`Self::tcp_flags`], and its acknowledgement number,
-    /// which counts if the flag ACK is set.
-    ///
-    /// The number is no `Option`: LLVM would leave it undefined for other protocols, and the
-    /// verifiers of older kernels do not permit to copy an undefined value.
-    #[inline(always)]
-    pub fn tcp_answer(&self, frame: &impl Frame, protocol: Protocol) -> Option<(TcpFlags, u32)> {
-        match protocol {
-            Protocol::Tcp => {
-                let [a, b, c, d, _, flags, _, _, _, _] = frame.load(self.payload() + TCP_ACKNOWLEDGEMENT)?;
-                Some((TcpFlags(flags), u32::from_be_bytes([a, b, c, d])))
-            }
-            Protocol::Udp | Protocol::Sctp => Some((TcpFlags(0), 0)),
-        }
-    }
-
-    /// Returns the sequence number of a TCP segment.
-    #[inline(always)]
-    pub fn tcp_sequence(&self, frame: &impl Frame) -> Option<u32> {
-        frame.load(self.payload() + TCP_SEQUENCE).map(u32::from_be_bytes)
-    }
-
-    /// Returns the bytes of the header of a TCP segment.
-    #[inline(always)]
-    pub fn tcp_header(&self, frame: &impl Frame) -> Option<u32> {
-        let [words, _] = frame.load(self.payload() + TCP_LENGTH)?;
-        Some(u32::from(words >> 4) * 4)
-    }
-
     /// Returns true for an IPv4 header without options, or an IPv6 header without extensions.
     #[inline(always)]
     pub const fn has_plain_header(&self) -> bool {
@@ -440,20 +298,7 @@ impl Packet {
         let length = u16::from_be_bytes(frame.load(self.header() + offset)?);
         Some(u32::from(length) + before)
     }
-
-    /// Returns the acknowledgement number of a TCP segment.
-    #[inline(always)]
-    pub fn tcp_acknowledgement(&self, frame: &impl Frame) -> Option<u32> {
-        frame.load(self.payload() + TCP_ACKNOWLEDGEMENT).map(u32::from_be_bytes)
-    }
 }
-
-/// The offset of the length of the header of TCP.
-const TCP_LENGTH: u32 = 12;
-/// The offset of the sequence number in the header of TCP.
-const TCP_SEQUENCE: u32 = 4;
-/// The offset of the acknowledgement number.
-const TCP_ACKNOWLEDGEMENT: u32 = 8;
 
 /// The IP protocol number of ICMP.
 pub const ICMP: u8 = 1;
@@ -473,52 +318,5 @@ impl Fragment {
             (false, true) => Self::First,
             (false, false) => Self::Whole,
         }
-    }
-}
-
-/// The flags of a TCP segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TcpFlags(pub u8);
-
-impl TcpFlags {
-    const FIN: u8 = 1;
-    const SYN: u8 = 1 << 1;
-    const RST: u8 = 1 << 2;
-    const ACK: u8 = 1 << 4;
-
-    /// Returns true for the first segment of a client.
-    #[inline(always)]
-    pub const fn is_syn(self) -> bool {
-        self.0 & (Self::SYN | Self::ACK) == Self::SYN
-    }
-
-    /// Returns true for the first segment of a server.
-    #[inline(always)]
-    pub const fn is_syn_ack(self) -> bool {
-        self.0 & (Self::SYN | Self::ACK) == Self::SYN | Self::ACK
-    }
-
-    /// Returns true if the acknowledgement number counts.
-    #[inline(always)]
-    pub const fn has_ack(self) -> bool {
-        self.0 & Self::ACK != 0
-    }
-
-    /// Returns true if the sender closes its side.
-    #[inline(always)]
-    pub const fn has_fin(self) -> bool {
-        self.0 & Self::FIN != 0
-    }
-
-    /// Returns true for a segment that neither opens, closes nor resets a connection.
-    #[inline(always)]
-    pub const fn is_plain(self) -> bool {
-        self.0 & (Self::ACK | Self::SYN | Self::FIN | Self::RST) == Self::ACK
-    }
-
-    /// Returns true if the sender resets the connection.
-    #[inline(always)]
-    pub const fn has_rst(self) -> bool {
-        self.0 & Self::RST != 0
     }
 }

@@ -1,6 +1,9 @@
 //! Attaches programs to the XDP hook of network links, through pinned BPF links. Kernel 5.9
 //! (aa8d3a716b59).
 
+pub mod dispatcher;
+mod hook;
+
 use std::{
     io,
     os::fd::{AsFd as _, OwnedFd},
@@ -27,7 +30,9 @@ pub enum XdpOutcome {
     Attached,
     /// The link is gone.
     LinkGone,
-    /// The link has another XDP program, or its driver refuses programs of this mode.
+    /// The link has an XDP program of another owner.
+    Taken(io::Error),
+    /// The driver of the link refuses programs of this mode.
     Refused(io::Error),
 }
 
@@ -89,6 +94,8 @@ fn outcome(
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EMFILE) => Err(failed(error)),
         _ if is_gone(index) => Ok(XdpOutcome::LinkGone),
+        // EEXIST if the other program runs in another mode.
+        Some(libc::EBUSY | libc::EEXIST) => Ok(XdpOutcome::Taken(error)),
         _ => Ok(XdpOutcome::Refused(error)),
     }
 }

@@ -1,0 +1,122 @@
+//! Reads and writes entries of flows in place. The descriptions are those of
+//! [`Tables`](proxy_common::tables::Tables).
+
+use aya_ebpf::btf_maps::LruHashMap;
+use proxy_common::{
+    flow::PortUse,
+    layout::{DirectFlow, DirectKey, Flow, FlowKey, flow_state},
+    link::direct::DirectProgress,
+    packet::TcpFlags,
+};
+
+use super::{DIRECT_FLOWS, FLOWS, PLACEHOLDER, UNASSURED_FLOWS};
+
+/// Returns the map for a flow in this state.
+#[inline(always)]
+pub fn flows_with(flow: &Flow) -> &'static LruHashMap<FlowKey, Flow, PLACEHOLDER> {
+    if flow.is_assured() { &FLOWS } else { &UNASSURED_FLOWS }
+}
+
+#[inline(always)]
+pub fn port_use(key: &FlowKey) -> Option<PortUse> {
+    let flow = FLOWS.get_ptr(key).or_else(|| UNASSURED_FLOWS.get_ptr(key))?;
+    // SAFETY: the pointer is valid until the program ends. If the kernel gave the element to
+    // another flow meanwhile, a free port may count as taken, or the reverse. The insertion of
+    // the entry looks again.
+    unsafe { Some(PortUse { state: (*flow).state, used_ns: (*flow).used_ns }) }
+}
+
+#[inline(always)]
+pub fn answered_flow(key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow> {
+    let flow = FLOWS.get_ptr_mut(key).or_else(|| UNASSURED_FLOWS.get_ptr_mut(key))?;
+    // SAFETY: the pointer is valid until the program ends. If the kernel gave the element to
+    // another flow meanwhile, a reset of that flow's client may be taken for a forged one.
+    unsafe {
+        if tcp.has_ack() && (*flow).acknowledged != acknowledged {
+            (*flow).acknowledged = acknowledged;
+        }
+        Some(*flow)
+    }
+}
+
+#[inline(always)]
+pub fn set_acknowledged(key: &FlowKey, acknowledged: u32) {
+    if let Some(flow) = UNASSURED_FLOWS.get_ptr_mut(key) {
+        // SAFETY: as in `touch_flow`. If the kernel gave the element to another flow meanwhile,
+        // that flow may stay unassured.
+        unsafe { (*flow).acknowledged = acknowledged };
+    }
+}
+
+#[inline(always)]
+pub fn touch_flow(key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) -> bool {
+    let Some(entry) = flows_with(flow).get_ptr_mut(key) else { return false };
+    // SAFETY: the pointer is valid until the program ends. If two CPUs write at once, a bit may
+    // be lost. The flow then lives longer than necessary. The kernel may give the element to
+    // another flow at any time, without a grace period. It has other addresses then. Between
+    // the comparison and the writes are a few instructions: in that time, another CPU would
+    // have to evict the element and fill it. Its flow would be kept for a wrong time until its
+    // next packet, but it would not be translated wrongly: the addresses are never written.
+    unsafe {
+        if (*entry).source == flow.source && (*entry).destination == flow.destination {
+            (*entry).state = flow_state::after((*entry).state, observed);
+            (*entry).used_ns = now_ns;
+        }
+    }
+    true
+}
+
+#[inline(always)]
+pub fn reuse_flow(key: &FlowKey, flow: &Flow) -> bool {
+    let Some(before) = flows_with(flow).get_ptr_mut(key) else { return false };
+    // SAFETY: as above. The addresses do not change.
+    unsafe {
+        if (*before).tuple() != flow.tuple() {
+            return false;
+        }
+        (*before).service = flow.service;
+        (*before).generation = flow.generation;
+        (*before).state = flow.state;
+        (*before).acknowledged = flow.acknowledged;
+        (*before).used_ns = flow.used_ns;
+    }
+    true
+}
+
+#[inline(always)]
+pub fn direct_flow(key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow> {
+    let flow = DIRECT_FLOWS.get_ptr_mut(key)?;
+    // SAFETY: as in `answered_flow`.
+    unsafe {
+        if tcp.has_ack() && (*flow).acknowledged != acknowledged {
+            (*flow).acknowledged = acknowledged;
+        }
+        Some(*flow)
+    }
+}
+
+#[inline(always)]
+pub fn direct_progress(key: &DirectKey) -> DirectProgress {
+    // SAFETY: the fields are copied before any other map operation.
+    let flow = unsafe { DIRECT_FLOWS.get(key) };
+    flow.map_or(DirectProgress::default(), DirectProgress::of)
+}
+
+#[inline(always)]
+pub fn put_direct_flow(key: &DirectKey, flow: &DirectFlow) {
+    if let Some(entry) = DIRECT_FLOWS.get_ptr_mut(key) {
+        // SAFETY: as in `touch_flow`. If the kernel gave the element to another flow between
+        // the comparison and the writes, that flow takes the direct path for one lease
+        // more, with packets as long as this one.
+        unsafe {
+            if (*entry).is_same_but_for_time(flow) {
+                (*entry).longest = flow.longest;
+                (*entry).epoch = flow.epoch;
+                (*entry).until_ns = flow.until_ns;
+                return;
+            }
+        }
+    }
+    // Without the entry, packets go through the stack.
+    let _ = DIRECT_FLOWS.insert(key, flow, 0);
+}
