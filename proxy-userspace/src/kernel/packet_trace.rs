@@ -35,6 +35,9 @@ const COMMENT: &str = "shunt trace runs";
 /// How many connections a second are followed at most, and how many at once.
 const RATE: u32 = 1000;
 const BURST: u32 = 500;
+/// The room for reports that are not read yet. Each takes about two KiB there, and a packet causes
+/// some tens of them.
+const BUFFER: usize = 16 << 20;
 /// Before translation, but behind conntrack, which knows the first packet of a connection.
 const BEFORE: c_int = libc::NF_IP_PRI_MANGLE;
 /// Behind everything.
@@ -123,7 +126,8 @@ impl PacketTrace {
         destinations: impl IntoIterator<Item = Destination>,
     ) -> Result<Self, KernelError> {
         let group = NFNLGRP_NFTRACE.cast_unsigned();
-        let notifications = Notifications::open(NETLINK_NETFILTER, &[group], "an nfnetlink socket")?;
+        let mut notifications = Notifications::open(NETLINK_NETFILTER, &[group], "an nfnetlink socket")?;
+        notifications.make_room(BUFFER)?;
         let mut nftables = Nftables::open()?;
         let mut changes = table();
         changes.extend(destinations.into_iter().map(element));

@@ -91,16 +91,21 @@ impl NetfilterTrace {
     }
 
     /// Waits for the next events. Dropping the future loses none that are complete.
-    pub(super) async fn next(&mut self) -> Result<Vec<TracedEvent>, KernelError> {
+    pub(super) async fn next(&mut self) -> Result<Traced, KernelError> {
         let seen = loop {
             let deadline = self.ways.deadline();
             tokio::select! {
-                sightings = self.packets.next() => {
-                    let (now, time) = (Instant::now(), Timestamp::now());
-                    for sighting in sightings?.unwrap_or_default() {
-                        self.ways.take(sighting, now, time);
+                // What was reported counts, also if it is read late.
+                biased;
+                sightings = self.packets.next() => match sightings? {
+                    Some(sightings) => {
+                        let (now, time) = (Instant::now(), Timestamp::now());
+                        for sighting in sightings {
+                            self.ways.take(sighting, now, time);
+                        }
                     }
-                }
+                    None => return Ok(Traced { events: Vec::new(), lost: self.ways.lose() }),
+                },
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     self.ways.give_up(Instant::now());
                 }
@@ -117,8 +122,17 @@ impl NetfilterTrace {
         self.names.find_places([]).await;
         // Without an answer, the lines have no names.
         let _ = self.names.learn(&self.inspector, vips, ends).await;
-        Ok(seen.into_iter().map(|way| event(way, &mut self.names)).collect())
+        let events = seen.into_iter().map(|way| event(way, &mut self.names)).collect();
+        Ok(Traced { events, lost: 0 })
     }
+}
+
+/// What was seen.
+pub(super) struct Traced {
+    /// The packets whose way has ended.
+    pub(super) events: Vec<TracedEvent>,
+    /// How many packets it is not known of, because reports were lost: at least one.
+    pub(super) lost: u64,
 }
 
 /// Finds out which packets were refused.
@@ -203,8 +217,9 @@ impl Ways {
                 let way =
                     Way { time, protocol, from, to, link, after: None, dropped_by: None, is_refused: false };
                 if self.open.len() < MOST_PACKETS {
-                    // The kernel has used the number for another packet before, which was lost.
-                    self.ended.extend(self.open.insert(packet, way));
+                    // The kernel has used the number for another packet before, which was dropped.
+                    self.end(packet, |way| way);
+                    self.open.insert(packet, way);
                     self.deadlines.push_back((now + PATIENCE, packet));
                 }
             }
@@ -221,6 +236,14 @@ impl Ways {
             self.deadlines.retain(|(_, waiting)| *waiting != packet);
             self.ended.push(change(way));
         }
+    }
+
+    /// Forgets the packets on their way, because the kernel dropped reports: what happened to them
+    /// is not known. Returns how many are missing at least.
+    fn lose(&mut self) -> u64 {
+        let open = mem::take(&mut self.open).len().max(1);
+        self.deadlines.clear();
+        u64::try_from(open).unwrap_or(u64::MAX)
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -359,6 +382,19 @@ mod tests {
                 if is_of_others { format!("{at}, which drops or rejects it") } else { at.to_owned() };
             assert_eq!((event.verdict, &event.reason), (TracedVerdict::Dropped, &Some(reason)));
         }
+    }
+
+    #[test]
+    fn packets_on_their_way_are_lost_and_not_dropped_if_reports_are_missing() {
+        let (mut ways, now) = (Ways::default(), Instant::now());
+        assert_eq!(ways.lose(), 1, "a packet whose beginning is missing");
+        let before = sighting(Stage::Before, "10.96.0.80:80");
+        for packet in [1, 2] {
+            ways.take(Sighting { packet, ..before.clone() }, now, Timestamp::UNIX_EPOCH);
+        }
+        assert_eq!(ways.lose(), 2);
+        ways.give_up(now + PATIENCE);
+        assert_eq!(ways.ended(), []);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use tokio::{
 use super::{
     filter::TraceFilter,
     names::Names,
-    netfilter::{self, NetfilterTrace, StartError},
+    netfilter::{self, NetfilterTrace, StartError, Traced},
     packets::Packet,
     programs::{self, ClockOffset},
     record::{TraceRecord, TracedEvent, TracedPacket},
@@ -283,8 +283,11 @@ impl Subscription {
                     Err(RecvError::Lagged(batches)) => vec![TraceRecord::TraceLost { records: batches }],
                     Err(RecvError::Closed) => ended("shunt ended the trace"),
                 },
-                events = from_netfilter(&mut self.netfilter) => match events {
-                    Ok(events) => self.events(&events),
+                traced = from_netfilter(&mut self.netfilter) => match traced {
+                    Ok(Traced { events, lost }) => {
+                        let lost = (lost > 0).then_some(TraceRecord::TraceLost { records: lost });
+                        self.events(&events).into_iter().chain(lost).collect()
+                    }
                     Err(error) => ended(&with_causes(&error)),
                 },
             };
@@ -326,7 +329,7 @@ async fn from_programs(
 }
 
 /// Never returns if netfilter is not traced.
-async fn from_netfilter(netfilter: &mut Option<NetfilterTrace>) -> Result<Vec<TracedEvent>, KernelError> {
+async fn from_netfilter(netfilter: &mut Option<NetfilterTrace>) -> Result<Traced, KernelError> {
     match netfilter {
         Some(netfilter) => netfilter.next().await,
         None => pending().await,

@@ -4,6 +4,8 @@ use std::io;
 
 use netlink_sys::{AsyncSocket as _, AsyncSocketExt as _, Socket, SocketAddr, TokioSocket};
 
+use nix::sys::socket::{setsockopt, sockopt};
+
 use super::{super::KernelError, LARGEST_DATAGRAM};
 
 /// Binds a socket, and joins groups (`NFNLGRP_*`, `RTNLGRP_*`).
@@ -35,6 +37,13 @@ impl Notifications {
         };
         let socket = open().map_err(KernelError::call("open", object))?;
         Ok(Self { socket, object, datagram: Vec::with_capacity(LARGEST_DATAGRAM) })
+    }
+
+    /// Makes room for this many bytes of notifications that are not read yet, beyond the limit for
+    /// processes without privileges (`net.core.rmem_max`).
+    pub(in crate::kernel) fn make_room(&mut self, bytes: usize) -> Result<(), KernelError> {
+        let set = setsockopt(self.socket.socket_ref(), sockopt::RcvBufForce, &bytes);
+        set.map_err(io::Error::from).map_err(KernelError::call("enlarge the buffer of", self.object))
     }
 
     /// Returns the socket, to set options.
