@@ -265,6 +265,7 @@ mod tests {
     use std::{
         fs::{self, Permissions},
         os::unix::fs::PermissionsExt as _,
+        path::Path,
         process,
     };
 
@@ -282,10 +283,11 @@ mod tests {
         assert!(lock("/sys/fs/bpf/shunt-test-none").expect("it does not exist").is_none());
         assert!(lock("/tmp").expect("it cannot have pins").is_none());
         let path = format!("/sys/fs/bpf/shunt-test-lock-{}", process::id());
-        fs::create_dir(&path).expect("created");
+        // This mounts a bpf filesystem if there is none.
+        drop(PinDir::create(Path::new(&path)).expect("created"));
         fs::set_permissions(&path, Permissions::from_mode(0o777)).expect("permitted");
         let locked = lock(&path).map(|pins| pins.is_some());
-        fs::remove_dir(&path).expect("removed");
+        fs::remove_dir_all(&path).expect("removed");
         assert!(matches!(locked, Err(KernelError::PinsNotPrivate { .. })), "{locked:?}");
     }
 }

@@ -7,6 +7,7 @@ use std::{
         unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     },
     path::Path,
+    sync::{Mutex, PoisonError},
 };
 
 use nix::{
@@ -32,6 +33,9 @@ pub(in crate::kernel) fn is_bpffs(path: &Path) -> bool {
 /// Makes sure that pins can be created in this directory, which may not exist yet. Mounts a bpffs
 /// at its usual path if it is missing there and would last.
 pub(super) fn ensure_bpffs(path: &Path) -> Result<(), KernelError> {
+    // A second mount would hide what is in the first.
+    static MOUNTING: Mutex<()> = Mutex::new(());
+    let _turn = MOUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     if path.starts_with(BPFFS) && !is_bpffs(Path::new(BPFFS)) && Path::new(BPFFS).is_dir() {
         check_lasting()?;
         mount_bpffs()?;
