@@ -9,17 +9,17 @@ use crate::{
 
 const SIDES: [PolicySide; 2] = [PolicySide::Internal, PolicySide::External];
 
-/// The service ports that lack local endpoints.
+/// The service ports that lack local endpoints, by [`SIDES`].
 #[derive(Debug, Default)]
 pub(super) struct NoLocalEndpoints {
-    ports: BTreeSet<(PolicySide, ServicePortKey)>,
+    ports: [BTreeSet<ServicePortKey>; SIDES.len()],
 }
 
 impl NoLocalEndpoints {
     /// Checks the dirty service ports again.
     pub(super) fn update(&mut self, snapshot: &Snapshot, dirty: &Dirty) {
         if dirty.all {
-            self.ports.clear();
+            *self = Self::default();
             snapshot.ports.iter().for_each(|(key, port)| self.update_port(key, Some(port)));
         } else {
             for key in &dirty.ports {
@@ -29,19 +29,19 @@ impl NoLocalEndpoints {
     }
 
     fn update_port(&mut self, key: &ServicePortKey, port: Option<&ResolvedPort>) {
-        for side in SIDES {
+        for (side, ports) in SIDES.into_iter().zip(&mut self.ports) {
             if port.is_some_and(|port| lacks_local_endpoints(port, side)) {
-                self.ports.insert((side, key.clone()));
-            } else if !self.ports.is_empty() {
-                self.ports.remove(&(side, key.clone()));
+                ports.insert(key.clone());
+            } else {
+                ports.remove(key);
             }
         }
     }
 
     pub(super) fn report(&self, metrics: &Metrics) {
-        for side in SIDES {
+        for (side, ports) in SIDES.into_iter().zip(&self.ports) {
             for family in IpFamily::ALL {
-                let count = self.ports.iter().filter(|(of, key)| *of == side && key.family == family).count();
+                let count = ports.iter().filter(|key| key.family == family).count();
                 metrics.set_no_local_endpoints(side, family, count);
             }
         }

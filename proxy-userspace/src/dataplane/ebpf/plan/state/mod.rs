@@ -1,5 +1,7 @@
 //! What the kernel holds, as this process knows it, and which service port has which identifier.
 
+mod entries_read;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::{HashMap, HashSet};
@@ -13,6 +15,7 @@ use proxy_common::{
     prefilter::PrefilterItem,
 };
 
+pub(crate) use self::entries_read::EntriesRead;
 use super::{
     super::links::{HookState, LinkHook, xdp::XdpState},
     digest::Digest,
@@ -75,58 +78,6 @@ pub struct State {
     pub(crate) digest: Digest,
     /// The whole Snapshot was planned for this state, and no plan has failed since.
     pub(crate) is_current: bool,
-}
-
-/// The entries that were read so far. Sorting all entries of a kind once is faster than inserting
-/// them one by one.
-#[derive(Debug, Default)]
-pub(crate) struct EntriesRead {
-    state: State,
-    services: Vec<(ServiceKey, ServiceValue)>,
-    endpoints: Vec<(EndpointKey, EndpointValue)>,
-    members: Vec<MemberKey>,
-}
-
-impl EntriesRead {
-    /// Starts with a state without entries of maps.
-    pub(crate) fn new(state: State) -> Self {
-        Self { state, ..Self::default() }
-    }
-
-    /// Adds an entry.
-    pub(crate) fn add(&mut self, entry: &MapEntry) {
-        match *entry {
-            MapEntry::Service(key, value) => self.services.push((key, value)),
-            MapEntry::Endpoint(key, value) => self.endpoints.push((key, value)),
-            MapEntry::Member(key) => self.members.push(key),
-            _ => self.state.put(entry),
-        }
-    }
-
-    /// Returns the state with all entries.
-    pub(crate) fn into_state(self) -> State {
-        let Self { mut state, services, mut endpoints, mut members } = self;
-        // A map has each key once. If it changed meanwhile, the last value counts.
-        // One number is compared faster than three.
-        endpoints.sort_by_key(|(EndpointKey { service, list, slot }, _)| {
-            u128::from(*service) << 64 | u128::from(*list) << 32 | u128::from(*slot)
-        });
-        members.sort_unstable();
-        state.endpoints = endpoints.into_iter().collect();
-        state.members = members.into_iter().collect();
-        state.services.reserve(services.len());
-        state.services.extend(services);
-        state.frontends = state.services.iter().map(|(key, value)| (value.service, *key)).collect();
-        state.frontends.iter().for_each(|(service, _)| state.ids.record(*service));
-        let State { services, endpoints, members, digest, .. } = &mut state;
-        let services = services.iter().map(|(key, value)| MapEntry::Service(*key, *value));
-        let endpoints = endpoints.iter().map(|(key, value)| MapEntry::Endpoint(*key, *value));
-        let members = members.iter().map(|key| MapEntry::Member(*key));
-        for entry in services.chain(endpoints).chain(members) {
-            digest.add(&entry);
-        }
-        state
-    }
 }
 
 impl State {
