@@ -38,11 +38,13 @@ impl Deadline {
         thread::sleep(PAUSE);
     }
 
-    /// Calls `check` until it returns a value or the deadline has passed. Calls it at least once.
+    /// Calls `check` until it returns a value or the deadline has passed. The last call begins
+    /// after the deadline: if the machine stands still during a check, another one follows.
     pub fn poll<T>(self, mut check: impl FnMut() -> Option<T>) -> Option<T> {
         loop {
+            let is_last = self.passed();
             let found = check();
-            if found.is_some() || self.passed() {
+            if found.is_some() || is_last {
                 return found;
             }
             Self::pause();

@@ -11,7 +11,7 @@ use tokio::{
     time::timeout,
 };
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_mins(1);
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/apiserver/recordings");
 
 fn text(name: &str) -> Result<String> {

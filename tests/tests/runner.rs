@@ -47,7 +47,7 @@ fn text(output: &Output) -> String {
 /// Writes a proxy that never becomes healthy, so that the runner waits for it.
 fn stuck_proxy(directory: &Path) -> PathBuf {
     let path = directory.join("stuck");
-    write_script(&path, "#!/bin/sh\necho I do nothing\nexec sleep 60\n").unwrap();
+    write_script(&path, "#!/bin/sh\necho I do nothing\nexec sleep 600\n").unwrap();
     path
 }
 
@@ -56,7 +56,7 @@ fn waiting_runner(directory: &Path) -> (Child, String) {
     let child = conformance(directory).arg("--shunt").arg(stuck_proxy(directory)).spawn().unwrap();
     let name = format!("shunt-test-{}-0", child.id());
     let log = Path::new("/run").join(&name).join("proxy.log");
-    let started = Deadline::after(Duration::from_secs(20))
+    let started = Deadline::after(Duration::from_mins(2))
         .poll(|| fs::read_to_string(&log).is_ok_and(|text| text.contains("I do nothing")).then_some(()));
     assert!(started.is_some(), "the runner has not started its proxy; there is {:?}", leftover_paths(&name));
     (child, name)

@@ -260,7 +260,7 @@ mod tests {
     }
 
     /// The fields of upstream's type `Statusz` (`apiserver/pkg/server/statusz/api/v1beta1`).
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn statusz_and_flagz_have_upstreams_json() {
         let routes = introspection_routes(introspection());
         let (code, content_type, body) = get_page(&routes, "/statusz", &format!("{JSON}Statusz")).await;

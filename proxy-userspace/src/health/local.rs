@@ -207,7 +207,7 @@ mod tests {
         assert!(second.expect("the first has ended").is_some());
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_second_shunt_that_ends_is_reported_once_by_the_first() {
         const NAME: &[u8] = b"shunt/test-of-a-report";
         let first = listen_local(NAME).await.expect("nobody has the name");

@@ -67,7 +67,7 @@ async fn request(address: SocketAddr, method: &str, path: &str) -> io::Result<An
     let text = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(text.as_bytes()).await?;
     let mut answer = String::new();
-    timeout(Duration::from_secs(10), stream.read_to_string(&mut answer)).await??;
+    timeout(TIMEOUT, stream.read_to_string(&mut answer)).await??;
     let (head, body) = answer.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;
     let status =
         head.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
@@ -427,8 +427,7 @@ async fn health_check_node_ports_report_local_endpoints_and_open_and_close() {
         answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     };
     assert!(is_refused(&eventually(address, is_refused).await), "the port is closed");
-    let end =
-        timeout(Duration::from_secs(10), idle.read(&mut [0; 16])).await.expect("idle connections are closed");
+    let end = timeout(TIMEOUT, idle.read(&mut [0; 16])).await.expect("idle connections are closed");
     assert_eq!(end.unwrap_or(0), 0);
 }
 

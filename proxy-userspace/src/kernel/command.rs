@@ -34,6 +34,8 @@ const TICK: Duration = Duration::from_millis(50);
 const CLOSING_TICK: Duration = Duration::from_micros(200);
 /// How long the output may stay open after the command ended.
 const DRAIN: Duration = Duration::from_secs(2);
+/// The same, while more output comes.
+const MAX_DRAIN: Duration = Duration::from_secs(30);
 /// How many characters of standard error an error message keeps, counted from the end.
 const MAX_STDERR: usize = 2000;
 /// Directories of administrators' commands. A service's `PATH` may lack them.
@@ -217,10 +219,13 @@ impl Command {
         let deadline = Instant::now() + self.limit;
         let (mut open, mut pause, mut ended, mut cancelled_at) = (true, CLOSING_TICK, None, None);
         loop {
+            // If the machine stood still for this time, the readers get another tick.
+            let is_drained = |limit| move |(_, at): (ExitStatus, Instant)| at.elapsed() >= limit;
+            let (mut is_silent, is_over) = (false, ended.is_some_and(is_drained(DRAIN)));
             if open {
                 match chunks.recv_timeout(TICK) {
                     Ok(chunk) => keep(chunk),
-                    Err(mpsc::RecvTimeoutError::Timeout) => {}
+                    Err(mpsc::RecvTimeoutError::Timeout) => is_silent = true,
                     Err(mpsc::RecvTimeoutError::Disconnected) => open = false,
                 }
             }
@@ -229,9 +234,8 @@ impl Command {
                 ended = status.map(|status| (status, Instant::now()));
             }
             if let Some((status, at)) = ended {
-                // A process that the command left running may keep the output open. On a busy
-                // machine the rest of the output may also just not be read yet.
-                if !open || at.elapsed() >= DRAIN {
+                // A process that the command left running may keep the output open.
+                if !open || is_over && is_silent || at.elapsed() >= MAX_DRAIN {
                     return Ok(status);
                 }
             } else if Instant::now() >= deadline {
@@ -341,7 +345,7 @@ mod tests {
         nix::sys::prctl::set_child_subreaper(true).expect("allowed");
         let number = tempfile::NamedTempFile::new().expect("a file");
         let script = format!("sleep 60 & echo $! > {}; wait", number.path().display());
-        let error = sh(&script).limit(Duration::from_secs(5)).run().expect_err("too long");
+        let error = sh(&script).limit(Duration::from_secs(10)).run().expect_err("too long");
         assert!(matches!(error, KernelError::CommandTimedOut { .. }), "{error}");
         let left = std::fs::read_to_string(number.path()).expect("a number");
         assert!(left.ends_with('\n'), "sh was too slow");

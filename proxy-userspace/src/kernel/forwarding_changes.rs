@@ -316,7 +316,10 @@ mod tests {
             for command in [
                 "ip link add near type veth peer name far",
                 "ip link set near addrgenmode none",
+                "ip link set far addrgenmode none",
                 "ip link set near up",
+                // While its peer is down, the kernel reports the link up to a second later.
+                "ip link set far up",
                 "ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:02 dev near nud stale",
             ] {
                 is_change(changes, command);

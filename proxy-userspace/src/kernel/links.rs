@@ -411,7 +411,7 @@ mod tests {
             .is_some_and(|facts| facts.links.iter().any(|l| &*l.name == "lo" && l.is_loopback));
         assert!(is_linked);
         drop(from);
-        tokio::time::timeout(Duration::from_secs(5), reporting)
+        tokio::time::timeout(Duration::from_mins(1), reporting)
             .await
             .expect("ends")
             .expect("no panic")

@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// The time that an agent may take in addition to what its request needs.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The maximum number of concurrent attempts.
 const MAX_CONCURRENT: usize = 64;

@@ -255,7 +255,7 @@ pub struct Page {
 
 impl ConnectRequest {
     /// Creates a request for plain attempts of one byte, all at the same time, each with a timeout
-    /// of three seconds.
+    /// that only a machine which stands still exceeds.
     pub fn new(to: SocketAddr, protocol: Protocol, attempts: usize) -> Self {
         Self {
             to,
@@ -272,7 +272,7 @@ impl ConnectRequest {
             repeats: 0,
             repeat_interval: Duration::ZERO,
             retransmit: false,
-            timeout: Duration::from_secs(3),
+            timeout: Duration::from_secs(30),
         }
     }
 

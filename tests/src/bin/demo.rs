@@ -29,7 +29,7 @@ use shunt_tests::{
 const LOCALHOST_NODE_PORT: &str = "127.0.0.1:30080";
 const CONNECTIONS: usize = 60;
 const NEW_ENDPOINT: Host = Host::A3;
-const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
+const CHANGE_TIMEOUT: Duration = Duration::from_mins(1);
 /// The number of endpoints of the Service with the new one.
 const ENDPOINTS_AFTERWARDS: u32 = 3;
 const BPFTOOL_TIMEOUT: Duration = Duration::from_secs(30);

@@ -22,15 +22,17 @@ use crate::{
 
 /// TCP retransmits its first segment after 1 s, and again 2 s later.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
+/// The same for a flow that cannot be repeated: a machine may stand still for some seconds. It
+/// costs nothing if the answer comes.
+const ONLY_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Long enough for the answer to the first retransmission.
 const REFUSED_TIMEOUT: Duration = Duration::from_millis(2500);
 /// A connection without an answer for this time, retransmission included, counts as blocked.
 const BLOCKED_TIMEOUT: Duration = Duration::from_millis(1500);
 /// On an open connection, an answer or a prompt error arrives within this time, unless the machine
-/// has much other load. A case that expects no answer waits for all of it.
+/// has much other load. A case that expects no answer waits for all of it, and one with `tries`
+/// sends again.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
-/// The same for a case that expects an answer. It costs nothing if the answer comes.
-const ANSWERED_SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause between the runs of a flow that failed at first.
 const REPEAT_INTERVAL: Duration = Duration::from_millis(250);
 /// The number of consecutive runs in which a flow that failed at first must hold.
@@ -62,11 +64,13 @@ pub enum FlowResult {
 /// would change what it tests. It must then hold several times in a row, because a flow that
 /// depends on chance may hold by accident.
 pub fn run(world: &mut World, flow: &Flow, patience: Duration) -> Result<FlowResult> {
-    let (began, deadline) = (Stopwatch::start(), Deadline::after(patience));
+    let began = Stopwatch::start();
     let mut failed = match run_once(world, flow)? {
         Ok(()) => return Ok(FlowResult::Held { late: None }),
         Err(failed) => failed,
     };
+    // A run that took long because the machine stood still leaves time for others.
+    let deadline = Deadline::after(patience);
     while is_repeatable(flow) && !deadline.passed() {
         thread::sleep(REPEAT_INTERVAL);
         let late = Some(began.elapsed());
@@ -134,13 +138,11 @@ fn execute(world: &mut World, flow: &Flow) -> Result<Observation> {
             if !connect.sources.is_empty() {
                 world.add_addresses(flow.from, &connect.sources)?;
             }
-            Ok(Observation::Attempts(
-                world.agent(flow.from)?.connect(connect_request(connect, &flow.expect))?,
-            ))
+            Ok(Observation::Attempts(world.agent(flow.from)?.connect(connect_request(connect, flow))?))
         }
         Action::Send(send) => send_until_expected(world, flow, send),
         Action::Get(url) => {
-            let get = GetRequest { url: url.clone(), timeout: timeout(&flow.expect) };
+            let get = GetRequest { url: url.clone(), timeout: timeout(flow) };
             Ok(Observation::Page(world.agent(flow.from)?.get(get)?))
         }
     }
@@ -150,8 +152,9 @@ fn execute(world: &mut World, flow: &Flow) -> Result<Observation> {
 fn send_until_expected(world: &mut World, flow: &Flow, send: &case::Send) -> Result<Observation> {
     let agent = world.agent(flow.from)?;
     let least = match flow.expect {
-        Expectation::Reach(_) if send.tries == 1 && !send.or_error => ANSWERED_SEND_TIMEOUT,
-        _ => SEND_TIMEOUT,
+        Expectation::Blocked | Expectation::Silent => SEND_TIMEOUT,
+        _ if send.tries > 1 => SEND_TIMEOUT,
+        _ => ONLY_ANSWER_TIMEOUT,
     };
     let timeout = scaled(least) + time_for(send.request.size + send.request.answer);
     let request = SendRequest { timeout, ..send.request.clone() };
@@ -175,8 +178,9 @@ fn send_all(agent: &mut Agent, request: &SendRequest, send: &case::Send) -> Resu
     Ok(Observation::Attempts(attempts))
 }
 
-/// Completes the request of a flow for an expectation.
-fn connect_request(request: &ConnectRequest, expect: &Expectation) -> ConnectRequest {
+/// Completes the request of a flow for its expectation.
+fn connect_request(request: &ConnectRequest, flow: &Flow) -> ConnectRequest {
+    let expect = &flow.expect;
     let is_sticky = matches!(expect, Expectation::Reach(answers) if answers.sticky);
     let expects_answer = matches!(expect, Expectation::Reach(_));
     // A fixed source port serves one attempt at a time, and only the first of several sticky
@@ -189,15 +193,16 @@ fn connect_request(request: &ConnectRequest, expect: &Expectation) -> ConnectReq
         (true, false) => Order::Sequential,
     };
     let retransmit = request.protocol == Protocol::Udp && !expects_answer;
-    let timeout = timeout(expect) + time_for(request.size + request.answer);
+    let timeout = timeout(flow) + time_for(request.size + request.answer);
     ConnectRequest { order, retransmit, timeout, ..request.clone() }
 }
 
-fn timeout(expect: &Expectation) -> Duration {
-    match expect {
+fn timeout(flow: &Flow) -> Duration {
+    match flow.expect {
+        Expectation::Blocked | Expectation::Silent => BLOCKED_TIMEOUT,
+        _ if !is_repeatable(flow) => scaled(ONLY_ANSWER_TIMEOUT),
         Expectation::Reach(_) | Expectation::Page(_) => scaled(ANSWER_TIMEOUT),
         Expectation::Refused | Expectation::Reset | Expectation::TooBig => scaled(REFUSED_TIMEOUT),
-        Expectation::Blocked | Expectation::Silent => BLOCKED_TIMEOUT,
     }
 }
 

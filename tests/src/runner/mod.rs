@@ -39,8 +39,10 @@ use crate::{
     world::{Host, World},
 };
 
-/// The time for the proxy to program a change, and for a flow to hold after it.
-const PROGRAM_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time for the proxy to program a change. It usually takes milliseconds.
+const PROGRAM_TIMEOUT: Duration = Duration::from_mins(1);
+/// The time for a flow to hold, if it does not at first.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(5);
 const LOG_LINES: usize = 25;
 
 /// Runs cases in a world.
@@ -207,7 +209,7 @@ impl CaseRun<'_> {
 
     fn run_flow(&mut self, flow: &Flow) -> FlowResult {
         // Without a proxy, there is nothing to wait for.
-        let patience = if self.proxies.is_empty() { Duration::ZERO } else { PROGRAM_TIMEOUT };
+        let patience = if self.proxies.is_empty() { Duration::ZERO } else { HOLD_TIMEOUT };
         let explained = self.check_explanation(flow);
         match flow::run(self.world, flow, patience) {
             Ok(FlowResult::Held { late }) => match explained.or_else(|_| self.check_later(flow)) {

@@ -24,7 +24,7 @@ const HEALTH_TIMEOUT: Duration = Duration::from_mins(1);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// A proxy that restores the chains of 10,000 Services with iptables may finish that first.
 const STOP_TIMEOUT: Duration = Duration::from_mins(1);
-const CLEANUP_TIMEOUT: Duration = Duration::from_secs(20);
+const CLEANUP_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// How to run the proxy, and its process while it runs.
 pub struct Proxy {

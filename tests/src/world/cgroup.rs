@@ -17,7 +17,7 @@ use super::topology::CgroupSubtree;
 use crate::deadline::Deadline;
 
 /// The time for killed processes to leave their cgroup.
-const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Returns the mount point of the cgroup v2 hierarchy, unified or next to version 1.
 pub(super) fn mount_point() -> Result<Option<PathBuf>> {

@@ -47,6 +47,9 @@ use crate::{
 /// The link of every host, to the bridge or to its node.
 const LINK: &str = "eth0";
 const BRIDGE: &str = "br0";
+/// Makes iptables wait for its lock, which all network namespaces and so all worlds share.
+const WAIT_FOR_XTABLES: &str = "for command in ip{,6}tables{,-nft,-legacy}{,-restore}; do \
+    eval \"$command() { command $command \\\"\\$@\\\" -w; }\"; done";
 /// The time limit of a command of [`World::run`].
 const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
@@ -157,7 +160,7 @@ impl World {
     /// Runs a shell command line on a host, in its namespace and cgroup. It must succeed.
     pub fn run(&self, host: Host, line: &str) -> Result<String> {
         let _build_lock = BUILD_LOCK.read().unwrap_or_else(PoisonError::into_inner);
-        let command = format!("PINS={}\n{line}", self.pins_of(host).display());
+        let command = format!("{WAIT_FOR_XTABLES}\nPINS={}\n{line}", self.pins_of(host).display());
         let finished = self.inside(host)?.run_with_timeout(
             Path::new("/bin/bash"),
             &["-ec", &command],

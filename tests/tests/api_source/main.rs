@@ -304,11 +304,17 @@ async fn silent_watches_from_a_lost_version_lead_to_a_new_list() -> Result<()> {
     let backup = scene.server.backup();
     scene.server.put(service("web", 81))?;
     scene.port("web", 81).await?;
+    // The time of the change is written after the change is sent.
+    tokio::time::sleep(Duration::from_millis(50)).await;
     // A watch may be between its end and the next one.
-    for _ in 0..3 {
-        scene.server.interrupt(Interruption::Bookmark);
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let before = scene.status.borrow().services.last_event;
+    let bookmarked = async {
+        while scene.status.borrow().services.last_event == before {
+            scene.server.interrupt(Interruption::Bookmark);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(DEADLINE, bookmarked).await.context("no bookmark arrives")?;
     scene.server.down().await;
     scene.server.restore_backup(backup);
     scene.server.up().await?;

@@ -98,6 +98,8 @@ impl Others {
     /// Makes a change while packets come in. All filters must see each packet.
     fn change(&mut self, what: &str, change: impl FnOnce(&mut Self)) {
         let before = self.counts();
+        // Those of the thread may come too late, if the change is quick.
+        send();
         while_sending(|| change(self));
         let new =
             || -> Vec<u64> { self.counts().iter().zip(&before).map(|(now, then)| now - then).collect() };

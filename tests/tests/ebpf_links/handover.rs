@@ -32,11 +32,21 @@ fn endpoint(text: &str) -> Endpoint {
 
 /// Writes both entries of a flow that was silent for this long. Returns their keys.
 fn put_flow(bench: &Bench, protocol: Protocol, client: &str, silent: Duration, state: u32) -> [FlowKey; 2] {
+    let now = clock::monotonic().expect("the clock");
+    put_flow_used_at(bench, protocol, client, now.saturating_sub(silent), state)
+}
+
+fn put_flow_used_at(
+    bench: &Bench,
+    protocol: Protocol,
+    client: &str,
+    used: Duration,
+    state: u32,
+) -> [FlowKey; 2] {
     let [client, vip, backend] = [client, "10.96.0.80:80", "10.1.0.1:8080"].map(endpoint);
     let tuple = Tuple { source: client, destination: vip };
     let of_client = FlowKey::new(Direction::Original, protocol, tuple);
-    let now = clock::monotonic().expect("the clock");
-    let used_ns = clock::nanos(now.saturating_sub(silent)).max(1);
+    let used_ns = clock::nanos(used).max(1);
     let flow = Flow { source: client, destination: backend, service: 1, state, used_ns, ..Flow::NONE };
     let of_endpoint = flow.opposite_key(&of_client);
     let map = if state & flow_state::ASSURED == 0 { "unassured_flows" } else { "flows" };
@@ -107,7 +117,9 @@ fn connection_that_both_sides_have_just_closed_is_handed_over() {
     bench.sync();
     let open = flow_state::REPLIED | flow_state::ASSURED;
     let closed = open | flow_state::CLIENT_CLOSED | flow_state::ENDPOINT_CLOSED;
-    let [of_client, _] = put_flow(&bench, Protocol::Tcp, "192.0.2.1:40001", Duration::ZERO, closed);
+    // A time to come, so that two seconds of it are not over when the entries are read.
+    let used = clock::monotonic().expect("the clock") + Duration::from_mins(1);
+    let [of_client, _] = put_flow_used_at(&bench, Protocol::Tcp, "192.0.2.1:40001", used, closed);
     let counts = Ebpf::hand_over(&bench.settings.pin_dir).expect("handed over");
     assert_eq!((counts.connections, counts.lost), (1, 0));
     assert!(state_of(&bench, &of_client).is_some_and(|state| state & flow_state::PASS != 0));

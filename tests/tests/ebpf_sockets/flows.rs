@@ -19,6 +19,9 @@ use crate::bench::{Bench, tcp_server};
 
 const UDP: u8 = 17;
 
+/// A flow that is used so much later does not expire during a test.
+const AHEAD_NS: u64 = 600_000_000_000;
+
 pub(crate) fn flow(client_port: u16, used_ns: u64) -> (FlowKey, Flow) {
     let source = Endpoint::new(Addr::from_v4([192, 0, 2, 1]), client_port);
     let destination = Endpoint::new(Addr::from_v4([10, 96, 0, 1]), 53);
@@ -42,7 +45,7 @@ fn silent_flow_is_removed_and_active_flow_stays() {
     bench.sync(&Dirty::everything());
     let mut map = flows(&bench);
     let (silent, silent_flow) = flow(1000, now_ns().saturating_sub(600_000_000_000).max(1));
-    let (busy, busy_flow) = flow(2000, now_ns());
+    let (busy, busy_flow) = flow(2000, now_ns() + AHEAD_NS);
     map.insert(silent, silent_flow, 0).expect("room");
     map.insert(busy, busy_flow, 0).expect("room");
     let removed = Deadline::after(Duration::from_mins(1)).poll(|| map.get(&silent, 0).err());
@@ -56,7 +59,7 @@ fn flows_and_connections_survive_new_maps() {
     let (_server, endpoint) = tcp_server("127.0.0.1:0");
     let vip = bench.serve(Protocol::Tcp, "10.96.0.31:80", &[endpoint]);
     let client = TcpStream::connect(vip).expect("connect");
-    let (key, noted) = flow(3000, now_ns());
+    let (key, noted) = flow(3000, now_ns() + AHEAD_NS);
     flows(&bench).insert(key, noted, 0).expect("room");
     // First the size of another map, then that of the flow map.
     for change in [
@@ -96,7 +99,7 @@ fn pin_node_map_with_larger_value(bench: &mut Bench) {
     ] {
         let arguments: Vec<&str> = line.split(' ').collect();
         let ran =
-            run_with_timeout(Path::new("bpftool"), &arguments, Duration::from_secs(10)).expect("bpftool");
+            run_with_timeout(Path::new("bpftool"), &arguments, Duration::from_mins(1)).expect("bpftool");
         assert!(ran.status.success(), "{line}: {}", ran.stderr);
     }
 }

@@ -313,7 +313,7 @@ fn rules_of_kube_proxys_other_modes_are_removed_and_ours_stay() {
         node.run("ipset", &["create", "KUBE-CLUSTER-IP", "hash:ip,port"], "");
         node.run("ipset", &["create", "KUBE-6-NODE-PORT-TCP", "bitmap:port", "range", "0-65535"], "");
         node.run("ipset", &["create", "mine", "hash:ip"], "");
-        node.run(&format!("iptables-{}-restore", kind.name), &["--noflush"], OF_IPVS);
+        node.run(&format!("iptables-{}-restore", kind.name), &["-w", "--noflush"], OF_IPVS);
         let mut mode = mode(node);
         let mut state = observe(node, &mut mode);
         sync(node, &mut mode, &mut state, &services());

@@ -93,15 +93,17 @@ impl Node {
     /// Runs a command on node1.
     pub(crate) fn run(&self, program: &str, args: &[&str], stdin: &str) -> String {
         let command = Command::new(program, &Launcher::default()).args(args).stdin(stdin);
-        let command = command.limit(scaled(Duration::from_secs(10)));
+        let command = command.limit(scaled(Duration::from_mins(1)));
         self.within(|| command.run()).stdout
     }
 
     /// Runs a command line on node1. If it starts with iptables, runs it for both families.
     pub(crate) fn both_families(&self, line: &str) {
         for line in [line.to_owned(), line.replacen("iptables", "ip6tables", 1)] {
-            let words: Vec<_> = line.split(' ').collect();
-            self.run(words[0], &words[1..], "");
+            let (program, arguments) = line.split_once(' ').expect("a command line");
+            // All network namespaces share the lock, and tests run at the same time.
+            let wait = program.contains("tables").then_some("-w");
+            self.run(program, &arguments.split(' ').chain(wait).collect::<Vec<_>>(), "");
         }
     }
 
@@ -157,7 +159,7 @@ impl Node {
 
     /// Sends datagrams from node2 to pod a1, and returns the source addresses that the pod sees.
     pub(crate) fn datagram_sources(&mut self, port: u16, family: usize, attempts: usize) -> Vec<SocketAddr> {
-        let (timeout, order) = (scaled(Duration::from_secs(5)), Order::Sequential);
+        let (timeout, order) = (scaled(Duration::from_mins(1)), Order::Sequential);
         let answers = self.connect(
             |to| ConnectRequest { timeout, order, ..ConnectRequest::new(to, Protocol::Udp, attempts) },
             port,

@@ -288,6 +288,8 @@ impl Run {
         let mut pause = CLOSING_TICK;
         loop {
             let mut is_silent = true;
+            // If this thread got no time for a while, lines still wait to be read.
+            let is_over = ended.is_some_and(|(_, at)| at.elapsed() > DRAIN);
             match lines.map(|lines| lines.recv_timeout(TICK)) {
                 Some(Ok((stream, line))) => {
                     is_silent = false;
@@ -303,9 +305,8 @@ impl Run {
             if ended.is_none() {
                 ended = child.try_wait()?.map(|status| (status, now()));
             }
-            // If this thread got no time for a while, lines still wait to be read.
             if let Some((status, at)) = ended
-                && (lines.is_none() || at.elapsed() > if is_silent { DRAIN } else { MAX_DRAIN })
+                && (lines.is_none() || is_over && is_silent || at.elapsed() > MAX_DRAIN)
             {
                 return match interrupted() {
                     Some(signal) => bail!("`{self}` was stopped by signal {signal}"),

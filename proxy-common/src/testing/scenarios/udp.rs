@@ -62,14 +62,14 @@ fn refused_datagrams_find_the_first_endpoint(node: &mut TestNode<'_>) {
 fn silent_client_gets_a_new_flow(node: &mut TestNode<'_>) {
     let fixture = Fixture::new(node, Udp);
     node.ingress(&fixture.first);
-    node.wait(29);
+    node.wait(20);
     node.ingress(&fixture.first);
     assert_eq!(node.counter(Counter::FlowsBegun), 0, "since the wait");
     node.wait(31);
     node.ingress(&fixture.first);
     assert_eq!(node.counter(Counter::FlowsBegun), 1, "a flow without a reply expires after 30 seconds");
     node.egress(&fixture.reply());
-    node.wait(119);
+    node.wait(100);
     node.ingress(&fixture.first);
     assert_eq!(node.counter(Counter::FlowsBegun), 0, "since the wait");
     node.wait(121);
@@ -112,11 +112,11 @@ fn replies_to_datagrams_of_the_node_are_left_alone(node: &mut TestNode<'_>) {
 fn server_of_the_node_becomes_a_client_after_the_timeout(node: &mut TestNode<'_>) {
     let (fixture, question) = query_from_a_node_port(node);
     node.egress(&question).is_left_alone();
-    node.wait(119);
+    node.wait(100);
     node.ingress(&question.clone().reversed()).is_left_alone();
-    node.wait(119);
+    node.wait(100);
     node.egress(&question).is_left_alone();
-    node.wait(119);
+    node.wait(100);
     node.ingress(&question.clone().reversed()).is_left_alone();
     node.wait(121);
     let datagram = question.reversed();

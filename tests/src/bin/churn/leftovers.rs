@@ -10,9 +10,9 @@ use shunt_tests::{
     world::{Host, World},
 };
 
-const BPFTOOL_TIMEOUT: Duration = Duration::from_secs(10);
+const BPFTOOL_TIMEOUT: Duration = Duration::from_mins(1);
 /// The kernel frees programs and maps some time after the last reference is gone.
-const FREE_TIMEOUT: Duration = Duration::from_secs(10);
+const FREE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Command lines for node1. Each shows one kind of state. `$CGROUP` is the proxy's cgroup.
 const COMMANDS: [(&str, &str); 6] = [

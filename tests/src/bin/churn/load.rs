@@ -19,7 +19,7 @@ use shunt_tests::{
 
 const CLUSTER_IP_V6: &str = "[fd96::80]:80";
 const NODE_PORT_V6: &str = "[fd57::11]:30080";
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The number of connections in one request. An agent has 64 of them open at a time.
 const BATCH: usize = 256;
 /// Each connection is used three times, which takes long enough to meet a change of endpoints.

@@ -39,7 +39,7 @@ const MIN_RATE: u64 = 50;
 const MIN_DURATION: Duration = Duration::from_mins(1);
 /// The time before and after a change of map sizes, and around the cleanup.
 const PAUSE: Duration = Duration::from_secs(1);
-const FOLLOW_TIMEOUT: Duration = Duration::from_secs(10);
+const FOLLOW_TIMEOUT: Duration = Duration::from_mins(1);
 /// Other sizes of the maps.
 const SIZES: &str = "shunt: {ebpf: {mapSizes: {flows: 400000, services: 4000, endpoints: 9000, affinity: 3000, fragments: 1000, udpFlows: 2000}}}";
 

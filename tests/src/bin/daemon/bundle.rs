@@ -7,7 +7,7 @@ use shunt_tests::{deadline::Deadline, process::write_script, world::Host};
 
 use super::test_node::{Setup, TestNode};
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_mins(1);
 /// A part of each secret of this test.
 const HIDDEN: &str = "hidden-value";
 /// Files that each archive has, whatever the mode is.

@@ -15,7 +15,7 @@ use super::{
     test_node::{Setup, TestNode},
 };
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_mins(1);
 const CLIENT: &str = "192.168.57.50";
 
 /// Runs `shunt explain` and returns its exit code and its answer.

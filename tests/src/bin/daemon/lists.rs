@@ -13,7 +13,7 @@ use shunt_tests::{
 
 use super::test_node::{Setup, TestNode};
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A Service with affinity.
 const STICKY: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: sticky, namespace: default}\n\

@@ -7,7 +7,7 @@ use shunt_tests::world::Host;
 
 use super::test_node::{Setup, TestNode};
 
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_mins(1);
 /// Names from upstream that promtool complains about.
 const UPSTREAM_NAMES: [&str; 1] = ["kubeproxy_sync_proxy_rules_no_local_endpoints_total"];
 

@@ -10,7 +10,7 @@ use shunt_tests::{apiserver::KubernetesVersion, deadline::Deadline, world::Host}
 
 use super::test_node::{Setup, TestNode};
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_mins(1);
 const ROLES: &str = include_str!("../../../../deploy/kubernetes/rbac.yaml");
 /// Its first block of YAML is the rule about pods.
 const README: &str = include_str!("../../../../deploy/README.md");

@@ -14,7 +14,10 @@ use shunt_tests::{
 };
 
 const METRICS: &str = "http://127.0.0.1:10249";
+/// The timeout of connections that are tried again.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// The timeout of a page, which must come.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// With this number of connections, the chance to miss an endpoint is one in a thousand million.
 const CONNECTIONS: usize = 40;
 const LOG_LINES: usize = 15;
@@ -88,7 +91,7 @@ impl TestNode {
 
     /// Fetches a page of the metrics server.
     pub(crate) fn page(&mut self, path: &str) -> Result<Page> {
-        let get = GetRequest { url: format!("{METRICS}{path}"), timeout: ANSWER_TIMEOUT };
+        let get = GetRequest { url: format!("{METRICS}{path}"), timeout: PAGE_TIMEOUT };
         match self.world.agent(Host::Node1)?.get(get)? {
             Ok(page) => Ok(page),
             Err(failure) => bail!("{path}: {}", failure.message),

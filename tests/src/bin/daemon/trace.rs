@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use shunt_tests::{
-    agent::protocol::{Attempt, ConnectRequest, Protocol},
+    agent::protocol::{Attempt, ConnectRequest, FailureKind, Protocol},
     deadline::{Deadline, scaled},
     small_cluster::{CLUSTER_IP, NODE_PORT},
     world::Host,
@@ -23,7 +23,10 @@ pub(crate) fn connections_are_logged_where_tracing_is_on(setup: &Setup) -> Resul
     expect_event(&node, "shunt_in_eth", "translated", &format!(" vip={NODE_PORT} endpoint=10.244.1."))?;
     ensure!(has_event(&node, "shunt_in_eth", "translated", " source=192.168.57."), "{}", node.proxy.log());
     node.set_endpoints(&[])?;
-    wait_for_node_port(&mut node, |attempt| !attempt.is_answered())?;
+    wait_for_node_port(
+        &mut node,
+        |attempt| matches!(attempt, Attempt::Failed(failure) if failure.kind == FailureKind::Refused),
+    )?;
     expect_event(&node, "shunt_in_eth", "refused", &format!(" vip={NODE_PORT} "))?;
     node.end()
 }

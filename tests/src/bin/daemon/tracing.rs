@@ -21,8 +21,10 @@ use shunt_tests::{
 use super::test_node::{Setup, TestNode};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How long an answer may take, and a connection without one.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an answer may take.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection without an answer lasts.
+const SILENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A command that traces on the node.
 struct Trace {
@@ -97,7 +99,8 @@ fn what(event: &TracedEvent) -> String {
 
 /// Makes connections one after the other, all of which end alike.
 fn connect(node: &mut TestNode, from: Host, to: &str, protocol: Protocol, is_answered: bool) -> Result<()> {
-    let request = ConnectRequest::new(to.parse()?, protocol, 2).with_timeout(ANSWER_TIMEOUT);
+    let timeout = if is_answered { ANSWER_TIMEOUT } else { SILENT_TIMEOUT };
+    let request = ConnectRequest::new(to.parse()?, protocol, 2).with_timeout(timeout);
     let attempts = node.world.agent(from)?.connect(request)?;
     let is_expected = |attempt: &Attempt| attempt.is_answered() == is_answered;
     ensure!(attempts.len() == 2 && attempts.iter().all(is_expected), "{from} to {to}: {attempts:?}");

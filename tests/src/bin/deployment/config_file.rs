@@ -27,7 +27,7 @@ fn start(shunt: &Path, mode: &str, fields: &str) -> Result<TestNode> {
 }
 
 fn check_open_connection(node: &mut TestNode) -> Result<()> {
-    node.world.agent(Host::A3)?.check_open(OPEN_CONNECTION, Duration::from_secs(5))
+    node.world.agent(Host::A3)?.check_open(OPEN_CONNECTION, Duration::from_secs(30))
 }
 
 fn starts(node: &TestNode) -> Result<usize> {

@@ -23,7 +23,7 @@ const PROXY_MODE: &str = "http://127.0.0.1:10249/proxyMode";
 const TIMEOUT: Duration = Duration::from_mins(1);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longer than the time after which TCP retransmits its first segment.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
 /// Starts a process with fewer capabilities, as a container runtime does: root gets the bounding
 /// set on execve(2).
 const SETPRIV: &str = "/usr/bin/setpriv";
@@ -169,7 +169,7 @@ impl TestNode {
 
     /// Returns the answer of /proxyMode. Empty if the proxy does not answer.
     pub(crate) fn mode(&mut self) -> Result<String> {
-        let get = GetRequest { url: PROXY_MODE.to_owned(), timeout: scaled(REQUEST_TIMEOUT) };
+        let get = GetRequest { url: PROXY_MODE.to_owned(), timeout: scaled(ANSWER_TIMEOUT) };
         Ok(self.world.agent(Host::Node1)?.get(get)?.map(|page| page.body).unwrap_or_default())
     }
 

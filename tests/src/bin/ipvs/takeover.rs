@@ -31,7 +31,7 @@ const OTHERS: &str = "ipset create OTHERS hash:ip && ipset add OTHERS 192.0.2.1 
 const FIELDS: &str = "{iptables: {syncPeriod: 1s}, nftables: {syncPeriod: 1s}, \
                       ipvs: {syncPeriod: 1s, excludeCIDRs: [203.0.113.0/24]}}";
 const IPVS: &str = "ipvs";
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);
 const ANSWER_SIZE: usize = 100_000;
 const CLIENTS: [Host; 3] = [Host::A3, Host::Node1, Host::Client];

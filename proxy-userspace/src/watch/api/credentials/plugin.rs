@@ -283,7 +283,7 @@ mod tests {
 
     /// Waits until the file has the number of a process, and then until that process is gone.
     async fn wait_until_gone(file: &Path) {
-        let deadline = Duration::from_secs(10);
+        let deadline = Duration::from_mins(1);
         let is_gone = async {
             loop {
                 let number = std::fs::read_to_string(file).unwrap_or_default();

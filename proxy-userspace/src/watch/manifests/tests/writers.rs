@@ -154,7 +154,6 @@ fn a_file_kept_open_is_read_when_its_writer_pauses() {
     let mut bench = Bench::start(&service("a", 1));
     // The first digit of 8080.
     fs::write(bench.path(), service("a", 8)).unwrap();
-    bench.age(Duration::from_millis(500));
     assert_eq!(bench.scan(), NOTHING);
     fs::write(bench.path(), service("a", 8080)).unwrap();
     bench.age(Duration::from_secs(1));

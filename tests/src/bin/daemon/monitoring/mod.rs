@@ -36,7 +36,14 @@ pub(crate) fn queries_have_data_and_alerts_react(setup: &Setup) -> Result<()> {
     let all: Vec<Query> = of_dashboards.into_iter().flatten().chain(queries::of_mixin()?).collect();
     let mut wrong = Vec::new();
     for query in &all {
-        wrong.extend(problem(&prometheus, &mut node, query, &setup.mode)?);
+        // A scrape that a busy machine missed leaves a gap.
+        let right = Deadline::after(TIMEOUT).try_poll(|| {
+            let problem = problem(&prometheus, &mut node, query, &setup.mode)?;
+            anyhow::Ok(problem.is_none().then_some(()))
+        })?;
+        if right.is_none() {
+            wrong.extend(problem(&prometheus, &mut node, query, &setup.mode)?);
+        }
     }
     ensure!(wrong.is_empty(), "{} of {} queries are wrong:\n{}", wrong.len(), all.len(), wrong.join("\n"));
     println!("{} queries are as expected", all.len());

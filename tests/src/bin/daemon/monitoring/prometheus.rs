@@ -16,7 +16,7 @@ use shunt_tests::{
 
 const ADDRESS: &str = "127.0.0.1:9090";
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
 
 const RULES: &str = include_str!("../../../../../deploy/monitoring/rules.yaml");
 const SCRAPE: &str = include_str!("../../../../../deploy/monitoring/scrape.yaml");
