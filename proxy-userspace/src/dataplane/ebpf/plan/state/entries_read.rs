@@ -1,14 +1,9 @@
 //! Makes a [`State`] of the entries that are read from the maps.
 
-use std::iter;
-
+use foldhash::HashMap;
 use proxy_common::layout::{EndpointKey, EndpointValue, MemberKey, ServiceKey, ServiceValue};
 
 use super::{super::step::MapEntry, State};
-
-/// The largest identifier of a service port for which entries are placed, for each of them.
-/// Identifiers are dense, so larger ones were not given by this program.
-const MAX_IDS_PER_ENTRY: usize = 8;
 
 /// The entries that were read so far. Sorting all entries of a kind once is faster than inserting
 /// them one by one.
@@ -41,13 +36,13 @@ impl EntriesRead {
         let Self { mut state, services, endpoints, members } = self;
         // A map has each key once. If it changed meanwhile, the last value counts.
         let slot = |(EndpointKey { list, slot, .. }, _): &_| (*list, *slot);
-        state.endpoints = sorted(endpoints, |(key, _)| key.service, slot).into_iter().collect();
+        state.endpoints = sorted(&endpoints, |(key, _)| key.service, slot).into_iter().collect();
         state.members =
-            sorted(members, |key| key.service, |key| (key.list, key.endpoint)).into_iter().collect();
+            sorted(&members, |key| key.service, |key| (key.list, key.endpoint)).into_iter().collect();
         state.services.reserve(services.len());
         state.services.extend(services);
-        let frontends = state.services.iter().map(|(key, value)| (value.service, *key)).collect();
-        state.frontends = sorted(frontends, |(service, _)| *service, |(_, key)| *key).into_iter().collect();
+        let frontends: Vec<_> = state.services.iter().map(|(key, value)| (value.service, *key)).collect();
+        state.frontends = sorted(&frontends, |(service, _)| *service, |(_, key)| *key).into_iter().collect();
         state.frontends.iter().for_each(|(service, _)| state.ids.record(*service));
         let State { services, endpoints, members, digest, .. } = &mut state;
         let services = services.iter().map(|(key, value)| MapEntry::Service(*key, *value));
@@ -61,33 +56,32 @@ impl EntriesRead {
 }
 
 /// Sorts entries by the identifier of their service port and then by the rest of their key. Equal
-/// entries keep their order. Each entry is placed among those of its identifier, which are few.
-fn sorted<T: Copy, K: Ord>(
-    mut entries: Vec<T>,
-    service: impl Fn(&T) -> u32,
-    rest: impl Fn(&T) -> K,
-) -> Vec<T> {
-    let id = |entry: &T| service(entry) as usize;
-    let ids = entries.iter().map(|entry| id(entry) + 1).max().unwrap_or_default();
-    if ids > entries.len().saturating_mul(MAX_IDS_PER_ENTRY) {
-        entries.sort_by_key(|entry| (id(entry), rest(entry)));
-        return entries;
+/// entries keep their order. Only the identifiers are sorted, and the few entries of each.
+fn sorted<T: Copy, K: Ord>(entries: &[T], service: impl Fn(&T) -> u32, rest: impl Fn(&T) -> K) -> Vec<T> {
+    // Where the next entry of an identifier goes; once all have their place, the end of its group.
+    let mut places: HashMap<u32, usize> = HashMap::default();
+    for entry in entries {
+        *places.entry(service(entry)).or_default() += 1;
     }
-    let mut counts = vec![0; ids];
-    for entry in &entries {
-        counts[id(entry)] += 1;
+    let mut groups: Vec<(u32, usize)> = places.iter().map(|(service, count)| (*service, *count)).collect();
+    groups.sort_unstable();
+    let mut next = 0;
+    for (service, count) in &groups {
+        places.insert(*service, next);
+        next += count;
     }
-    // Where the next entry goes; once all are placed, the end of each group.
-    let mut ends: Vec<usize> =
-        counts.iter().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect();
-    let mut grouped = entries.clone();
-    for entry in &entries {
-        let place = &mut ends[id(entry)];
-        grouped[*place] = *entry;
-        *place += 1;
+    let mut grouped = entries.to_vec();
+    for entry in entries {
+        if let Some(place) = places.get_mut(&service(entry)) {
+            grouped[*place] = *entry;
+            *place += 1;
+        }
     }
-    for (end, count) in iter::zip(ends, counts) {
-        grouped[end - count..end].sort_by_key(&rest);
+    let mut rest_of_groups = &mut *grouped;
+    for (_, count) in groups {
+        let (group, later) = rest_of_groups.split_at_mut(count);
+        group.sort_by_key(&rest);
+        rest_of_groups = later;
     }
     grouped
 }
@@ -105,16 +99,7 @@ mod tests {
         ) {
             let mut expected = entries.clone();
             expected.sort_by_key(|(service, rest, _)| (*service, *rest));
-            prop_assert_eq!(sorted(entries, |entry| entry.0, |entry| entry.1), expected);
-        }
-
-        #[test]
-        fn dense_identifiers_are_sorted_as_by_their_whole_key(
-            entries in prop::collection::vec((0_u32..300, 0_u32..4, any::<u8>()), 50..200)
-        ) {
-            let mut expected = entries.clone();
-            expected.sort_by_key(|(service, rest, _)| (*service, *rest));
-            prop_assert_eq!(sorted(entries, |entry| entry.0, |entry| entry.1), expected);
+            prop_assert_eq!(sorted(&entries, |entry| entry.0, |entry| entry.1), expected);
         }
     }
 }
