@@ -220,8 +220,8 @@ impl Command {
         let (mut open, mut pause, mut ended, mut cancelled_at) = (true, CLOSING_TICK, None, None);
         loop {
             // If the machine stood still for this time, the readers get another tick.
-            let is_drained = |limit| move |(_, at): (ExitStatus, Instant)| at.elapsed() >= limit;
-            let (mut is_silent, is_over) = (false, ended.is_some_and(is_drained(DRAIN)));
+            let is_over = ended.is_some_and(|(_, at): (_, Instant)| at.elapsed() >= DRAIN);
+            let mut is_silent = false;
             if open {
                 match chunks.recv_timeout(TICK) {
                     Ok(chunk) => keep(chunk),
@@ -235,7 +235,8 @@ impl Command {
             }
             if let Some((status, at)) = ended {
                 // A process that the command left running may keep the output open.
-                if !open || is_over && is_silent || at.elapsed() >= MAX_DRAIN {
+                let is_late = is_over && (is_silent || self.is_cancelled());
+                if !open || is_late || at.elapsed() >= MAX_DRAIN {
                     return Ok(status);
                 }
             } else if Instant::now() >= deadline {

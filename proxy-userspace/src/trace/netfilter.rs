@@ -7,6 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    future::ready,
     mem,
     net::SocketAddr,
     sync::{Mutex, PoisonError},
@@ -71,6 +72,8 @@ pub(super) struct NetfilterTrace {
     packets: PacketTrace,
     _table: TableLease,
     ways: Ways,
+    /// The kernel dropped reports. What it kept is still to be read.
+    lost_reports: bool,
     names: Names,
     inspector: Inspector,
 }
@@ -85,6 +88,7 @@ impl NetfilterTrace {
             packets,
             _table: table,
             ways: Ways::default(),
+            lost_reports: false,
             names: Names::default(),
             inspector: inspector.clone(),
         })
@@ -104,8 +108,13 @@ impl NetfilterTrace {
                             self.ways.take(sighting, now, time);
                         }
                     }
-                    None => return Ok(Traced { events: Vec::new(), lost: self.ways.lose() }),
+                    None => self.lost_reports = true,
                 },
+                // Nothing is left to read.
+                () = ready(()), if self.lost_reports => {
+                    self.lost_reports = false;
+                    return Ok(Traced { events: Vec::new(), lost: self.ways.lose() });
+                }
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     self.ways.give_up(Instant::now());
                 }
@@ -131,7 +140,7 @@ impl NetfilterTrace {
 pub(super) struct Traced {
     /// The packets whose way has ended.
     pub(super) events: Vec<TracedEvent>,
-    /// How many packets it is not known of, because reports were lost: at least one.
+    /// If reports were lost, of how many packets at least it is not known what happened. Otherwise 0.
     pub(super) lost: u64,
 }
 
