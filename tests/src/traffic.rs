@@ -190,7 +190,7 @@ fn failure(attempt: Attempt, any_peer: bool) -> Option<String> {
 }
 
 fn connect_request(to: &str, protocol: Protocol, unconnected: bool) -> Result<ConnectRequest> {
-    let order = Order::Sequential;
-    let timeout = ANSWER_TIMEOUT;
+    // One failure decides.
+    let (order, timeout) = (Order::UntilFailure, ANSWER_TIMEOUT);
     Ok(ConnectRequest { unconnected, order, timeout, ..ConnectRequest::new(to.parse()?, protocol, BATCH) })
 }

@@ -22,9 +22,9 @@ use crate::{
 
 /// TCP retransmits its first segment after 1 s, and again 2 s later.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
-/// The same for a flow that cannot be repeated: a machine may stand still for some seconds. It
-/// costs nothing if the answer comes.
-const ONLY_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same for a flow that cannot be repeated: a machine may stand still for some seconds. It is
+/// too short for the third retransmission of TCP, after 15 s, so that a loss does not stay hidden.
+const ONLY_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Long enough for the answer to the first retransmission.
 const REFUSED_TIMEOUT: Duration = Duration::from_millis(2500);
 /// A connection without an answer for this time, retransmission included, counts as blocked.

@@ -232,7 +232,7 @@ impl CaseRun<'_> {
 
     /// Does the same until it is right. The proxy may learn of a change of links later.
     fn check_later(&self, flow: &Flow) -> Result<(), String> {
-        let in_time = Deadline::after(PROGRAM_TIMEOUT).poll(|| self.check_explanation(flow).ok());
+        let in_time = Deadline::after(HOLD_TIMEOUT).poll(|| self.check_explanation(flow).ok());
         in_time.map_or_else(|| self.check_explanation(flow), Ok)
     }
 

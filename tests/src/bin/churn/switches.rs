@@ -26,7 +26,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(50);
 const SWITCH_TIMEOUT: Duration = Duration::from_mins(1);
 pub(crate) const TCP_TIMEOUT: Duration = Duration::from_secs(30);
 /// A datagram that is not answered after this time is lost. It holds up only its conversation.
-const UDP_TIMEOUT: Duration = Duration::from_secs(20);
+const UDP_TIMEOUT: Duration = Duration::from_secs(3);
 /// The number of datagrams of one client that may stay unanswered in each round. Those that come in
 /// while conntrack takes over their flow are dropped, and a loaded machine takes longer for it.
 pub(crate) const MAX_UNANSWERED: usize = 64;

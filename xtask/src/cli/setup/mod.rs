@@ -111,20 +111,28 @@ pub(crate) fn ensure_world() -> Result<()> {
     install_tools(&WORLD_TOOLS)
 }
 
-/// Mounts a bpf filesystem at its usual path if there is none. Tests that run at the same time would
-/// mount one over the other, or miss the one that another test unmounts.
+/// Mounts a bpf filesystem at its usual path if there is none, as shunt does. Tests that run at the
+/// same time would mount one over the other, or miss the one that another test unmounts.
 fn mount_bpffs() -> Result<()> {
     const PATH: &str = "/sys/fs/bpf";
     let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read /proc/self/mounts")?;
     let is_mounted = mounts.lines().any(|line| line.split(' ').skip(1).take(2).eq([PATH, "bpf"]));
-    if is_mounted { Ok(()) } else { Run::new("mount").args(["-t", "bpf", "bpf", PATH]).read().map(drop) }
+    if is_mounted {
+        Ok(())
+    } else {
+        Run::new("mount").args(["-t", "bpf", "-o", "mode=0700", "bpf", PATH]).read().map(drop)
+    }
+}
+
+/// Sets up the kernel for tests.
+pub(crate) fn ensure_kernel() {
+    if let Err(error) = mount_bpffs() {
+        eprintln!("tests may fail without a bpf filesystem: {error:#}");
+    }
 }
 
 /// Sets up what only `cargo xtask test` runs.
 pub(crate) fn ensure_tests() {
-    if let Err(error) = mount_bpffs() {
-        eprintln!("tests may fail without a bpf filesystem: {error:#}");
-    }
     if install_tools(&TEST_TOOLS).is_ok() {
         return;
     }

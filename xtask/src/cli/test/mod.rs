@@ -102,6 +102,7 @@ fn setup_step(extent: Extent, live: &Live) -> Result<Outcome> {
     setup::ensure()?;
     setup::ensure_world()?;
     setup::ensure_components();
+    setup::ensure_kernel();
     if extent != Extent::Quick {
         // Here, because two guests that start together must not both do it. An error appears in the
         // guests' steps.
