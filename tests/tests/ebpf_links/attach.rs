@@ -14,13 +14,17 @@ use nix::{
     unistd::gettid,
 };
 use proxy_userspace::{
-    dataplane::ebpf::{Ebpf, LinkAttachment, Step},
-    kernel::bpf::{LogLevel, tc::Hook},
+    dataplane::ebpf::{Ebpf, EbpfError, LinkAttachment, Step},
+    kernel::{
+        bpf::{LogLevel, tc::Hook},
+        command::Launcher,
+    },
     model::InterfaceGlobs,
 };
 
 use shunt_tests::deadline::slowdown;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 use crate::bench::{ATTACHMENTS, Bench, HOOKS, attachments, has_clsact, in_this_kernel, run, tc};
 
@@ -289,6 +293,30 @@ fn restart_replaces_programs_without_a_gap() {
         let after = ids(&bench);
         assert!(before.iter().zip(&after).all(|(a, b)| a != b && b.len() == 1), "{before:?} {after:?}");
     }
+}
+
+/// Old link programs go on writing flows to the former maps, where the next process does not find
+/// them.
+#[test]
+fn maps_of_another_size_are_taken_over_although_the_process_ends() {
+    let shutdown = CancellationToken::new();
+    let mut bench = Bench::new(LinkAttachment::Probe);
+    bench.settings.netfilter = Some(Launcher::default());
+    bench.restart();
+    bench.add_veth("v0", "v1");
+    bench.sync();
+    let before = ids(&bench);
+    bench.settings.map_sizes.flows = 2048;
+    bench.settings.netfilter = Some(Launcher::default().until(shutdown.clone()));
+    // From now on, no command finds or installs the rules.
+    shutdown.cancel();
+    bench.restart();
+    let steps = bench.planned();
+    assert!(steps.iter().any(|step| matches!(step, Step::InstallRules { .. })), "{steps:?}");
+    let refused = bench.try_apply(&steps).expect_err("commands are not started any more");
+    assert!(matches!(refused, EbpfError::Rules(_)), "{refused}");
+    let after = ids(&bench);
+    assert!(before.iter().zip(&after).all(|(a, b)| a != b && b.len() == 1), "{before:?} {after:?}");
 }
 
 /// Sets a flag on drop, also if a test fails.

@@ -34,8 +34,13 @@ impl Ebpf {
             match self.apply_step(&step, state) {
                 Ok(()) if matches!(*step, Step::InstallRules { .. }) => rules = None,
                 Ok(()) => {}
-                // Commands do not run any more, and the steps that follow may need the rules.
-                Err(error) if matches!(*step, Step::InstallRules { .. }) && self.is_shutting_down() => {
+                // Commands do not run any more, and the steps that follow may need the rules. If maps
+                // are being replaced, the rules of the process before are there.
+                Err(error)
+                    if matches!(*step, Step::InstallRules { .. })
+                        && self.is_shutting_down()
+                        && !self.is_replacing_state() =>
+                {
                     return Err(EbpfError::Rules(error.into()));
                 }
                 Err(error) if matches!(*step, Step::InstallRules { .. }) => rules = Some(error.into()),

@@ -104,10 +104,17 @@ impl Ebpf {
         if self.state_copies.is_empty() { Ok(()) } else { self.maps.set_settling(SETTLING) }
     }
 
+    /// Returns true if the new maps are in use, and old link programs may still write to the old
+    /// ones. The next process could not find what they write, so this one goes on until they are
+    /// replaced.
+    pub(crate) fn is_replacing_state(&self) -> bool {
+        self.attached && !self.state_copies.is_empty()
+    }
+
     /// Copies what the old programs wrote meanwhile, after all programs have been replaced. Ends
     /// settling.
     pub(crate) fn finish_state_copies(&mut self) {
-        if self.state_copies.is_empty() || !self.attached {
+        if !self.is_replacing_state() {
             return;
         }
         // Copying may also take long.
