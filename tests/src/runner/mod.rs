@@ -41,8 +41,8 @@ use crate::{
 
 /// The time for the proxy to program a change. It usually takes milliseconds.
 const PROGRAM_TIMEOUT: Duration = Duration::from_mins(1);
-/// The time for a flow to hold, if it does not at first.
-const HOLD_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time for a flow to hold, if it does not at first. It usually takes a second at most.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(30);
 const LOG_LINES: usize = 25;
 
 /// Runs cases in a world.
