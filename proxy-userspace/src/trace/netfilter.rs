@@ -140,7 +140,7 @@ impl NetfilterTrace {
 pub(super) struct Traced {
     /// The packets whose way has ended.
     pub(super) events: Vec<TracedEvent>,
-    /// If reports were lost: the least number of packets of which the end is not known. Otherwise 0.
+    /// If reports were lost: the least number of packets whose end is not known. Otherwise 0.
     pub(super) lost: u64,
 }
 

@@ -34,8 +34,8 @@ impl Ebpf {
             match self.apply_step(&step, state) {
                 Ok(()) if matches!(*step, Step::InstallRules { .. }) => rules = None,
                 Ok(()) => {}
-                // Commands do not run any more, and the steps that follow may need the rules. If maps
-                // are being replaced, the rules of the process before are there.
+                // Commands do not run any more, and the steps that follow may need the rules. If
+                // maps are being replaced, the rules of the process before are there.
                 Err(error)
                     if matches!(*step, Step::InstallRules { .. })
                         && self.is_shutting_down()
