@@ -46,8 +46,6 @@ impl ClientResult {
 
 /// The source port of a client that sends datagrams repeatedly, as one conversation.
 const SOURCE_PORT: u16 = 20_000;
-/// A datagram without an answer for this time is lost, even on a slow machine.
-const LOST_AFTER: Duration = Duration::from_secs(30);
 
 /// Three pods of node1: one connects to a cluster IP, one to a node port, and one sends UDP. Each
 /// also keeps a connection open.
@@ -68,8 +66,7 @@ impl Clients {
     /// Adds a host outside the cluster that sends datagrams to a node port: new conversations and
     /// one that continues. Nothing is retransmitted, so every datagram counts.
     pub fn with_udp_from_outside(mut self, world: &mut World) -> Result<Self> {
-        let new_conversation =
-            ConnectRequest { timeout: LOST_AFTER, ..connect_request(NODE_PORT_UDP, Protocol::Udp, true)? };
+        let new_conversation = connect_request(NODE_PORT_UDP, Protocol::Udp, true)?;
         let continued_conversation =
             ConnectRequest { source_port: Some(SOURCE_PORT), ..new_conversation.clone() };
         let mut outside = Client::new(world, Host::Client, vec![new_conversation, continued_conversation])?;

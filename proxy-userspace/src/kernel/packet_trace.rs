@@ -126,7 +126,7 @@ impl PacketTrace {
         destinations: impl IntoIterator<Item = Destination>,
     ) -> Result<Self, KernelError> {
         let group = NFNLGRP_NFTRACE.cast_unsigned();
-        let mut notifications = Notifications::open(NETLINK_NETFILTER, &[group], "an nfnetlink socket")?;
+        let notifications = Notifications::open(NETLINK_NETFILTER, &[group], "an nfnetlink socket")?;
         notifications.make_room(BUFFER)?;
         let mut nftables = Nftables::open()?;
         let mut changes = table();

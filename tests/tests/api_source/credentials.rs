@@ -53,16 +53,22 @@ fn runs(directory: &Path) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-#[tokio::test]
-async fn a_new_connection_has_the_client_certificate_of_the_moment() -> Result<()> {
-    let directory = TempDir::new()?;
-    write_identity(directory.path(), CLIENTS[0])?;
+/// Watches with the certificate of the first client, which is in a file of this directory.
+async fn watching_with_certificate_in(directory: &Path) -> Result<(Scene, TlsServer)> {
+    write_identity(directory, CLIENTS[0])?;
     let server = server_with(&objects()).await?;
     let tls = TlsServer::start(server.address(), &["h2"]).await?;
-    let path = directory.path().display();
+    let path = directory.display();
     let user = format!("client-certificate: {path}/tls.crt, client-key: {path}/tls.key");
     let mut scene = watching(server, &[tls.url()], &user, patient()).await?;
     scene.synced().await?;
+    Ok((scene, tls))
+}
+
+#[tokio::test]
+async fn a_new_connection_has_the_client_certificate_of_the_moment() -> Result<()> {
+    let directory = TempDir::new()?;
+    let (mut scene, tls) = watching_with_certificate_in(directory.path()).await?;
     write_identity(directory.path(), CLIENTS[1])?;
     tls.cut();
     scene.server.put(service("web", 81))?;
@@ -79,13 +85,7 @@ async fn a_new_connection_has_the_client_certificate_of_the_moment() -> Result<(
 #[tokio::test]
 async fn a_rejected_client_certificate_is_read_from_its_files_again() -> Result<()> {
     let directory = TempDir::new()?;
-    write_identity(directory.path(), CLIENTS[0])?;
-    let server = server_with(&objects()).await?;
-    let tls = TlsServer::start(server.address(), &["h2"]).await?;
-    let path = directory.path().display();
-    let user = format!("client-certificate: {path}/tls.crt, client-key: {path}/tls.key");
-    let mut scene = watching(server, &[tls.url()], &user, patient()).await?;
-    scene.synced().await?;
+    let (scene, tls) = watching_with_certificate_in(directory.path()).await?;
     write_identity(directory.path(), CLIENTS[1])?;
     scene.server.inject_fault(Some("services"), Some(Verb::Watch), Fault::Unauthorized, 1);
     scene.watch_again(1).await?;

@@ -34,10 +34,7 @@ use proxy_userspace::{
         },
         cgroup, links,
     },
-    model::{
-        Balance, Delta, DetectLocalMode, Dirty, InterfaceGlobs, Model, ModelSettings, NodeFacts,
-        NodePortAddresses, Snapshot, WatchEvent, XdpPolicy,
-    },
+    model::{Delta, Dirty, Model, ModelSettings, NodeFacts, Snapshot, WatchEvent},
 };
 use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth};
 use shunt_tests::{deadline::Deadline, process::run_with_timeout};
@@ -230,24 +227,7 @@ fn small_maps() -> MapSizes {
 }
 
 fn model_settings() -> ModelSettings {
-    ModelSettings {
-        node_name: "node1".into(),
-        cluster_cidrs: Vec::new(),
-        detect_local: DetectLocalMode::ClusterCidr,
-        node_port_addresses: NodePortAddresses::All,
-        loopback_node_ports: true,
-        ignores_external_ips: false,
-        leaves_cluster_ips_of_links: false,
-        masquerade_all: false,
-        masquerade_ports: None,
-        masquerades_with_direct_path: false,
-        balance: Balance::Random,
-        xdp: XdpPolicy::Off,
-        dsr_port: None,
-        dsr_returns: false,
-        bind_address: None,
-        interfaces: InterfaceGlobs::default(),
-    }
+    ModelSettings { node_name: "node1".into(), loopback_node_ports: true, ..ModelSettings::default() }
 }
 
 /// Returns a model without objects.

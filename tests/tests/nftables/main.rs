@@ -25,10 +25,7 @@ use proxy_userspace::{
         ruleset_changes::{TableChangeFlag, TableChanges},
     },
     metrics::Metrics,
-    model::{
-        Balance, DetectLocalMode, Dirty, InterfaceGlobs, IpFamily, ModelSettings, NodeFacts,
-        NodePortAddresses, Snapshot, XdpPolicy,
-    },
+    model::{Dirty, IpFamily, ModelSettings, NodeFacts, Snapshot},
     sync::{Inputs, Inspector, Outputs, SyncLoop, SyncPeriods, SyncSettings},
     watch::ManifestSource,
 };
@@ -196,24 +193,7 @@ impl Daemon {
 }
 
 fn settings() -> ModelSettings {
-    ModelSettings {
-        node_name: "node1".into(),
-        cluster_cidrs: Vec::new(),
-        detect_local: DetectLocalMode::ClusterCidr,
-        node_port_addresses: NodePortAddresses::All,
-        loopback_node_ports: true,
-        ignores_external_ips: false,
-        leaves_cluster_ips_of_links: false,
-        masquerade_all: false,
-        masquerade_ports: None,
-        masquerades_with_direct_path: false,
-        balance: Balance::Random,
-        xdp: XdpPolicy::Off,
-        dsr_port: None,
-        dsr_returns: false,
-        bind_address: None,
-        interfaces: InterfaceGlobs::default(),
-    }
+    ModelSettings { node_name: "node1".into(), loopback_node_ports: true, ..ModelSettings::default() }
 }
 
 /// Returns the output of nft, or an empty text if it fails.

@@ -3,7 +3,6 @@
 use std::io;
 
 use netlink_sys::{AsyncSocket as _, AsyncSocketExt as _, Socket, SocketAddr, TokioSocket};
-
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::{super::KernelError, LARGEST_DATAGRAM};
@@ -41,7 +40,7 @@ impl Notifications {
 
     /// Makes room for this many bytes of notifications that are not read yet, beyond the limit for
     /// processes without privileges (`net.core.rmem_max`).
-    pub(in crate::kernel) fn make_room(&mut self, bytes: usize) -> Result<(), KernelError> {
+    pub(in crate::kernel) fn make_room(&self, bytes: usize) -> Result<(), KernelError> {
         let set = setsockopt(self.socket.socket_ref(), sockopt::RcvBufForce, &bytes);
         set.map_err(io::Error::from).map_err(KernelError::call("enlarge the buffer of", self.object))
     }

@@ -12,11 +12,10 @@ pub use strategies::*;
 pub use world::World;
 
 use super::{
-    AddressType, Balance, DetectLocalMode, Device, DsrAnnouncement, EndpointSlice, Forwarding, Hints,
-    InterfaceGlobs, IpFamily, Link, LinkAddress, LinkHeader, MacAddress, ModelSettings, Name, NamespacedName,
-    Node, NodeFacts, NodePortAddresses, Placement, PodNames, Protocol, ResolvedPort, Service, ServicePort,
-    ServicePortKey, ServicePortName, ServiceType, SessionAffinity, SliceEndpoint, SlicePort, TrafficPolicy,
-    XdpFeatures, XdpPolicy,
+    AddressType, Balance, Device, DsrAnnouncement, EndpointSlice, Forwarding, Hints, IpFamily, Link,
+    LinkAddress, LinkHeader, MacAddress, ModelSettings, Name, NamespacedName, Node, NodeFacts, Placement,
+    PodNames, Protocol, ResolvedPort, Service, ServicePort, ServicePortKey, ServicePortName, ServiceType,
+    SessionAffinity, SliceEndpoint, SlicePort, TrafficPolicy, XdpFeatures,
 };
 
 /// The name of this node in [`settings`].
@@ -209,24 +208,7 @@ pub fn resolved_port() -> ResolvedPort {
 
 /// Returns the default configuration on [`THIS_NODE`].
 pub fn settings() -> ModelSettings {
-    ModelSettings {
-        node_name: THIS_NODE.into(),
-        cluster_cidrs: Vec::new(),
-        detect_local: DetectLocalMode::ClusterCidr,
-        node_port_addresses: NodePortAddresses::All,
-        masquerade_all: false,
-        masquerade_ports: None,
-        masquerades_with_direct_path: false,
-        balance: Balance::Random,
-        xdp: XdpPolicy::Off,
-        dsr_port: None,
-        dsr_returns: false,
-        loopback_node_ports: true,
-        ignores_external_ips: false,
-        leaves_cluster_ips_of_links: false,
-        bind_address: None,
-        interfaces: InterfaceGlobs::default(),
-    }
+    ModelSettings { node_name: THIS_NODE.into(), loopback_node_ports: true, ..ModelSettings::default() }
 }
 
 /// Returns an Ethernet link that is not a port of another link.

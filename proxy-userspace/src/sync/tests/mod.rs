@@ -16,9 +16,8 @@ use crate::{
         fake::{Call, FakeDataplane},
     },
     model::{
-        Balance, Delta, DetectLocalMode, DsrAnnouncement, EndpointSlice, InterfaceGlobs, LinkAddress,
-        ModelSettings, Node, NodePortAddresses, Protocol, Service, ServiceType, TrafficPolicy, UnixNanos,
-        XdpPolicy, testing,
+        Delta, DetectLocalMode, DsrAnnouncement, EndpointSlice, LinkAddress, ModelSettings, Node,
+        NodePortAddresses, Protocol, Service, ServiceType, TrafficPolicy, UnixNanos, testing,
     },
     node::NodeEvents,
 };
@@ -165,21 +164,10 @@ fn settings(
         SyncPeriods { min_sync_period: MIN_SYNC, sync_period: SYNC, give_up_after, wait_for_node: true };
     let model = ModelSettings {
         node_name: "node1".into(),
-        cluster_cidrs: Vec::new(),
         detect_local,
         node_port_addresses,
         loopback_node_ports: true,
-        ignores_external_ips: false,
-        leaves_cluster_ips_of_links: false,
-        masquerade_all: false,
-        masquerade_ports: None,
-        masquerades_with_direct_path: false,
-        balance: Balance::Random,
-        xdp: XdpPolicy::Off,
-        dsr_port: None,
-        dsr_returns: false,
-        bind_address: None,
-        interfaces: InterfaceGlobs::default(),
+        ..ModelSettings::default()
     };
     SyncSettings { model, periods }
 }
