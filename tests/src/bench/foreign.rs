@@ -36,64 +36,66 @@ pub(super) struct ForeignResult {
     pub(super) ratio: Option<Ratio>,
 }
 
-/// Measures every workload, and leaves the proxy removed.
+/// Measures these workloads, and leaves the proxy removed.
 pub(super) fn measure(
     world: &mut World,
     proxy: &mut Proxy,
     services: usize,
-    effort: Effort,
+    (workloads, effort): (&[Workload], Effort),
 ) -> Result<Vec<ForeignResult>> {
-    let mut results = compare(world, proxy, services, effort, false)?;
+    let mut compare = |world: &mut World, tracked| {
+        let turns = Turns::run(world, proxy, (workloads, effort))?;
+        let result = |(at, &workload)| ForeignResult { workload, services, tracked, ratio: turns.ratio(at) };
+        anyhow::Ok(workloads.iter().enumerate().map(result).collect::<Vec<_>>())
+    };
+    let untracked = compare(world, false)?;
     world.run(Host::Node1, &format!("nft '{TRACKING}'"))?;
-    results.extend(compare(world, proxy, services, effort, true)?);
-    Ok(results)
+    Ok([untracked, compare(world, true)?].concat())
 }
 
 /// The minimal firewall of a node.
 const TRACKING: &str = "table inet firewall { chain forward { type filter hook forward priority filter; ct state invalid drop; }; \
      chain postrouting { type nat hook postrouting priority srcnat; }; }";
 
-/// Operations a second for each workload.
-type Rates = [f64; Workload::ALL.len()];
+/// Operations a second for each workload, turn by turn.
+struct Turns {
+    with: Vec<Vec<f64>>,
+    /// Before, between and after those with the proxy.
+    without: Vec<Vec<f64>>,
+}
 
-fn compare(
-    world: &mut World,
-    proxy: &mut Proxy,
-    services: usize,
-    effort: Effort,
-    tracked: bool,
-) -> Result<Vec<ForeignResult>> {
-    let mut without = vec![rates(world, effort)?];
-    let mut with = Vec::new();
-    for _ in 0..effort.turns {
-        proxy.start(world)?;
-        with.push(rates(world, effort)?);
-        proxy.stop()?;
-        proxy.clean_up(world)?;
-        without.push(rates(world, effort)?);
+impl Turns {
+    fn run(world: &mut World, proxy: &mut Proxy, load: (&[Workload], Effort)) -> Result<Self> {
+        let mut turns = Self { with: Vec::new(), without: vec![rates(world, load)?] };
+        for _ in 0..load.1.turns {
+            proxy.start(world)?;
+            turns.with.push(rates(world, load)?);
+            proxy.stop()?;
+            proxy.clean_up(world)?;
+            turns.without.push(rates(world, load)?);
+        }
+        Ok(turns)
     }
-    Ok(Workload::ALL
-        .into_iter()
-        .map(|workload| {
-            let of = |rates: &Rates| rates[workload as usize];
-            let pairs = with.iter().zip(without.windows(2));
-            let pairs = pairs.map(|(with, around)| (of(with), around.iter().map(of).sum::<f64>() / 2.0));
-            ForeignResult { workload, services, tracked, ratio: Ratio::of(pairs) }
-        })
-        .collect())
+
+    /// Returns the ratio for the workload with this number.
+    fn ratio(&self, at: usize) -> Option<Ratio> {
+        let pairs = self.with.iter().zip(self.without.windows(2));
+        let around = |turns: &[Vec<f64>]| turns.iter().map(|rates| rates[at]).sum::<f64>() / 2.0;
+        Ratio::of(pairs.map(|(with, without)| (with[at], around(without))))
+    }
 }
 
 /// Returns the medians of a few rounds.
-fn rates(world: &mut World, effort: Effort) -> Result<Rates> {
-    let mut rates = Rates::default();
-    for (workload, rate) in Workload::ALL.into_iter().zip(&mut rates) {
+fn rates(world: &mut World, (workloads, effort): (&[Workload], Effort)) -> Result<Vec<f64>> {
+    let mut rates = Vec::new();
+    for &workload in workloads {
         let targets = vec![paths::direct(Path::ClientToNodePort, workload)];
         let rounds = effort.pairs.div_ceil(6);
         let outcome = paths::load(world, Host::Client, workload, targets, effort, rounds)?;
         let BenchResponse::Rates(rounds) = outcome else { bail!("routed traffic: {outcome:?}") };
         let mut values: Vec<f64> = rounds.into_iter().flatten().collect();
         values.sort_by(f64::total_cmp);
-        *rate = quantile(&values, 50).context("no rounds")?;
+        rates.push(quantile(&values, 50).context("no rounds")?);
     }
     Ok(rates)
 }

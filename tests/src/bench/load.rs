@@ -167,7 +167,7 @@ fn run_turn(workload: Workload, addresses: &[SocketAddr], round: usize, turn: Du
             count(turn, || exchange_tcp(&stream, question(workload)))
         }
         Workload::UdpRequestResponse => {
-            let socket = udp_socket()?;
+            let socket = own_udp_socket(address)?;
             count(turn, || exchange_udp(&socket, address))
         }
     }
@@ -213,6 +213,22 @@ fn udp_socket() -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     Ok(socket)
+}
+
+/// Returns a socket whose port had no conversation with the endpoint through a Service shortly
+/// before. Answers of that conversation and of a direct one could not be told apart.
+fn own_udp_socket(address: SocketAddr) -> io::Result<UdpSocket> {
+    const SOCKETS: usize = 10;
+    let mut last = io::Error::other("no socket was tried");
+    for _ in 0..SOCKETS {
+        let socket = udp_socket()?;
+        match exchange_udp(&socket, address) {
+            Ok(()) => return Ok(socket),
+            Err(error) if error.kind() == io::ErrorKind::Other => last = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last)
 }
 
 fn exchange_udp(socket: &UdpSocket, address: SocketAddr) -> io::Result<()> {

@@ -206,16 +206,24 @@ impl Bench {
         paths::serve(&mut world)?;
         paths::forget_closed_connections(&world)?;
         proxy.start(&mut world)?;
-        let selection = (&*self.paths, &*self.workloads);
-        report.paths.extend(paths::measure(&mut world, services, selection, self.effort)?);
+        let (of_kernel, served): (Vec<Path>, Vec<Path>) =
+            self.paths.iter().partition(|path| path.is_of_kernel());
+        let measure = |world: &mut World, paths: &[Path]| {
+            paths::measure(world, services, (paths, &self.workloads), self.effort)
+        };
+        report.paths.extend(measure(&mut world, &served)?);
         proxy.stop()?;
-        proxy.clean_up(&world)
+        proxy.clean_up(&world)?;
+        paths::add_kernel_nat(&world)?;
+        report.paths.extend(measure(&mut world, &of_kernel)?);
+        Ok(())
     }
 
     fn foreign(&self, services: usize, report: &mut Report) -> Result<()> {
         let (mut world, mut proxy) = self.prepare(&[Host::Node1, Host::A2, Host::Client], services)?;
         paths::serve(&mut world)?;
-        report.foreign.extend(foreign::measure(&mut world, &mut proxy, services, self.effort)?);
+        let load = (&*self.workloads, self.effort);
+        report.foreign.extend(foreign::measure(&mut world, &mut proxy, services, load)?);
         Ok(())
     }
 

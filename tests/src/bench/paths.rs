@@ -87,6 +87,11 @@ impl Path {
         MeasuredPort::new(self as u16, workload)
     }
 
+    /// Returns true for a path that rules of the kernel translate, without a Service.
+    pub(super) const fn is_of_kernel(self) -> bool {
+        matches!(self, Self::ClientMasqueraded | Self::ClientToKernelNat)
+    }
+
     /// Returns the destinations of the translated path.
     fn translated(self, port: MeasuredPort) -> Vec<SocketAddr> {
         match self {
@@ -100,10 +105,7 @@ impl Path {
     /// Returns the port whose endpoints the direct connection uses. The endpoints of the kernel's
     /// own paths are translated, so these paths use spare ports.
     fn direct_port(self, workload: Workload) -> MeasuredPort {
-        match self {
-            Self::ClientMasqueraded | Self::ClientToKernelNat => MeasuredPort::spare(workload),
-            served => served.measured_port(workload),
-        }
+        if self.is_of_kernel() { MeasuredPort::spare(workload) } else { self.measured_port(workload) }
     }
 }
 
@@ -152,8 +154,13 @@ pub(super) fn nat_table(dnat_rules: &str, masqueraded: &str) -> String {
 /// Starts the servers, and adds a route to the pods behind the node to the client.
 pub(super) fn serve(world: &mut World) -> Result<()> {
     world.route(Host::Client, IpAddr::from(SERVER).into(), NODE.into())?;
-    world.run(Host::Node1, &format!("nft '{}'", kernel_nat()))?;
     serve_ports(world, Host::A2, cluster::server_ports())
+}
+
+/// Adds the rules for the kernel's own paths. The proxy must not see them: where other programs
+/// translate packets, netfilter serves the Services too.
+pub(super) fn add_kernel_nat(world: &World) -> Result<()> {
+    world.run(Host::Node1, &format!("nft '{}'", kernel_nat())).map(drop)
 }
 
 /// Starts the servers of a pod.
@@ -171,7 +178,8 @@ pub(super) fn serve_ports(world: &mut World, pod: Host, ports: Vec<(Workload, u1
 /// Lets the node's conntrack forget closed connections soon. Otherwise the connections of a minute
 /// would fill the kernel's table, and the other figures would be those of a full table.
 pub(super) fn forget_closed_connections(world: &World) -> Result<()> {
-    world.run(Host::Node1, "sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_time_wait=5").map(drop)
+    let sysctl = "modprobe -q nf_conntrack; sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_time_wait=5";
+    world.run(Host::Node1, sysctl).map(drop)
 }
 
 /// Returns the destinations of direct connections: the endpoints of the Service, each equally
