@@ -38,6 +38,9 @@ struct Arguments {
     /// The proxy's flag --links-masquerade, in mode ebpf.
     #[arg(long, value_name = "netfilter|programs")]
     links_masquerade: Option<String>,
+    /// The proxy's flag --links-direct, in mode ebpf.
+    #[arg(long, value_name = "learned|whole")]
+    links_direct: Option<String>,
     /// The proxy's flag --sockets-scope, in mode ebpf.
     #[arg(long, value_name = "auto|all|node")]
     sockets_scope: Option<String>,
@@ -92,6 +95,7 @@ fn run(arguments: Arguments) -> Result<bool> {
         ("--backstop", arguments.backstop),
         ("--links-path", arguments.links_path),
         ("--links-masquerade", arguments.links_masquerade),
+        ("--links-direct", arguments.links_direct),
         ("--links-xdp", arguments.links_xdp.clone()),
         ("--sockets-scope", arguments.sockets_scope),
     ];

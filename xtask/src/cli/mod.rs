@@ -167,6 +167,9 @@ struct Conformance {
     /// [default: netfilter].
     #[arg(long)]
     links_masquerade: Option<String>,
+    /// The flag --links-direct of the proxy, in mode ebpf: learned or whole [default: learned].
+    #[arg(long)]
+    links_direct: Option<String>,
     /// The flag --sockets-scope of the proxy, in mode ebpf: auto, all or node [default: auto].
     #[arg(long)]
     sockets_scope: Option<String>,

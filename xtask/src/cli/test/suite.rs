@@ -80,6 +80,10 @@ const MASQUERADED: [&str; 20] = [
     "switch-nftables-to-ebpf",
 ];
 
+/// The cases of [`MASQUERADED`] that do not run with whole flows: two have rules that whole flows
+/// pass by, and one changes the path, which is a setting here.
+const NOT_WHOLE: [&str; 3] = ["forward-policy-drop-legacy", "forward-policy-drop-nft", "links-path-changes"];
+
 /// Arguments of `churn` for the switches on a node where netfilter masquerades.
 const NETFILTER_MASQUERADES: [&str; 5] =
     ["--links-masquerade", "netfilter", "--only-switches", "--switches", "1"];
@@ -298,12 +302,20 @@ fn packets() -> Result<Vec<Step>> {
         only: MASQUERADED.map(Into::into).into(),
         ..all.clone()
     };
+    let whole = Conformance {
+        links_path: Some("direct".into()),
+        links_direct: Some("whole".into()),
+        links_masquerade: Some("programs".into()),
+        only: MASQUERADED.iter().filter(|case| !NOT_WHOLE.contains(case)).copied().map(Into::into).collect(),
+        ..all.clone()
+    };
     let with_api = Conformance { source: Some("api".into()), except: ours, ..all.clone() };
     Ok(counted([
         ("conformance", steps::conformance(&all)),
         ("conformance backstop", steps::conformance(&backstopped)),
         ("conformance links path", steps::conformance(&netfilter_path)),
         ("conformance masquerade", steps::conformance(&masquerade)),
+        ("conformance whole flows", steps::conformance(&whole)),
         ("restarts", world_program("restarts", "ebpf")),
         ("churn", world_program("churn", "ebpf")),
         ("churn masquerade", world_program("churn", "ebpf").args(NETFILTER_MASQUERADES)),
@@ -393,7 +405,7 @@ mod tests {
             let modes = case.strip_prefix("switch-").and_then(|modes| modes.split_once("-to-"));
             modes.is_some_and(|(from, to)| from != to && is_mode(from) && is_mode(to))
         };
-        for case in SLOW.iter().chain(&NOT_IN_GUESTS).chain(&MASQUERADED).chain(&QUICK) {
+        for case in SLOW.iter().chain(&NOT_IN_GUESTS).chain(&MASQUERADED).chain(&NOT_WHOLE).chain(&QUICK) {
             assert!(is_case(case) || is_switch(case), "there is no {case}.yaml");
         }
     }
