@@ -67,9 +67,14 @@ impl FlowKey {
 }
 
 impl Direction {
+    /// All directions, by their numbers.
+    pub const ALL: [Self; 4] = [Self::Original, Self::Reply, Self::Masquerade, Self::MasqueradeReply];
+
+    /// Returns the number of the opposite direction, for a flow in this state.
     #[inline(always)]
-    const fn opposite_number(number: u8) -> u8 {
-        number ^ 1
+    const fn opposite_number(number: u8, state: u32) -> u8 {
+        const TWICE_NAT: u8 = Direction::Original as u8 ^ Direction::MasqueradeReply as u8;
+        number ^ if state & state::TWICE_NAT == 0 { 1 } else { TWICE_NAT }
     }
 
     /// Returns the direction of masqueraded flows whose packets are translated at the same hook as
@@ -110,7 +115,7 @@ impl Flow {
     /// Returns the key of the opposite direction. `key` is the key of this entry.
     #[inline(always)]
     pub const fn opposite_key(&self, key: &FlowKey) -> FlowKey {
-        let direction = Direction::opposite_number(key.direction);
+        let direction = Direction::opposite_number(key.direction, self.state);
         FlowKey { source: self.destination, destination: self.source, direction, ..*key }
     }
 
@@ -215,6 +220,12 @@ impl Flow {
         self.state & state::DSR != 0
     }
 
+    /// Returns true for a flow whose packets are translated once, with both addresses.
+    #[inline(always)]
+    pub const fn has_twice_nat(&self) -> bool {
+        self.state & state::TWICE_NAT != 0
+    }
+
     /// Returns how long a silent flow is kept.
     pub const fn lifetime(&self, protocol: Protocol) -> core::time::Duration {
         core::time::Duration::from_secs(self.lifetime_seconds(protocol))
@@ -233,6 +244,90 @@ impl Flow {
             // The programs do not see the replies.
             Protocol::Udp | Protocol::Sctp if self.is_of_node() => lifetime::ANSWERED as u64,
             _ => lifetime::OF_FLOWS.seconds(self.state, protocol),
+        }
+    }
+}
+
+/// A flow with twice NAT, by one of its two entries, and the four entries that it has with two
+/// translations: first the destination, where a packet of the client comes in, and then the source,
+/// where it leaves.
+#[derive(Clone, Copy, Debug)]
+pub struct TwiceNat<'a> {
+    /// The entry is that of [`Direction::Original`], and not that of
+    /// [`Direction::MasqueradeReply`]. A constant, because the verifier follows each branch.
+    pub is_original: bool,
+    /// The key of the entry.
+    pub key: &'a FlowKey,
+    /// The entry.
+    pub flow: &'a Flow,
+    /// The port of the client between the translations, in host byte order.
+    pub port: u16,
+}
+
+impl<'a> TwiceNat<'a> {
+    /// Returns the client.
+    #[inline(always)]
+    pub const fn client(&self) -> &'a Endpoint {
+        if self.is_original { &self.key.source } else { &self.flow.destination }
+    }
+
+    #[inline(always)]
+    const fn vip(&self) -> &'a Endpoint {
+        if self.is_original { &self.key.destination } else { &self.flow.source }
+    }
+
+    #[inline(always)]
+    const fn endpoint(&self) -> &'a Endpoint {
+        if self.is_original { &self.flow.destination } else { &self.key.source }
+    }
+
+    /// Returns the source that the endpoint sees.
+    #[inline(always)]
+    pub const fn node(&self) -> &'a Endpoint {
+        if self.is_original { &self.flow.source } else { &self.key.destination }
+    }
+
+    /// Returns true if `reply`, the entry of the opposite direction of the client's, shows that the
+    /// four entries are half written.
+    #[inline(always)]
+    pub fn has_begun(&self, reply: &Flow) -> bool {
+        self.is_original && !reply.has_twice_nat() && reply.destination.addr == self.client().addr
+    }
+
+    /// Returns the client between the translations.
+    #[inline(always)]
+    const fn inside(&self) -> Endpoint {
+        Endpoint { port: self.port, ..*self.client() }
+    }
+
+    /// Returns the key of an entry.
+    #[inline(always)]
+    pub const fn key(&self, part: Direction) -> FlowKey {
+        let (source, destination) = match part {
+            Direction::Original => (*self.client(), *self.vip()),
+            Direction::Reply => (*self.endpoint(), self.inside()),
+            Direction::Masquerade => (self.inside(), *self.endpoint()),
+            Direction::MasqueradeReply => (*self.endpoint(), *self.node()),
+        };
+        FlowKey { source, destination, proto: self.key.proto, direction: part as u8, zero: 0 }
+    }
+
+    /// Returns an entry.
+    #[inline(always)]
+    pub const fn flow(&self, part: Direction, acknowledged: u32) -> Flow {
+        let (source, destination) = match part {
+            Direction::Original => (self.inside(), *self.endpoint()),
+            Direction::Reply => (*self.vip(), *self.client()),
+            Direction::Masquerade => (*self.node(), *self.endpoint()),
+            Direction::MasqueradeReply => (*self.endpoint(), self.inside()),
+        };
+        let state = self.flow.state & !state::TWICE_NAT;
+        let flow = Flow { source, destination, state, acknowledged, ..*self.flow };
+        match part {
+            Direction::Original | Direction::Reply => flow,
+            Direction::Masquerade | Direction::MasqueradeReply => {
+                Flow { service: 0, generation: 0, state: state & state::SEEN & !state::MASQUERADE, ..flow }
+            }
         }
     }
 }

@@ -115,7 +115,8 @@ pub enum Direction {
 
 map_type! {
     /// Value of `flows` and `unassured_flows`. Each of the two entries of a flow has all data to
-    /// restore the other: the key of the other is the translated addresses of this one, swapped.
+    /// restore the other: the key of the other is the translated addresses of this one, swapped,
+    /// and the opposite direction.
     Flow, 64 {
         /// The source after translation.
         source: Endpoint,
@@ -187,10 +188,19 @@ pub mod flow_state {
     pub const RETURN: u32 = 1 << 12;
     /// One more SYN followed, long enough after the first one for another challenge ACK.
     pub const SYNS_UNANSWERED: u32 = 1 << 13;
+    /// Packets are translated once, where they come in, with both source and destination (twice
+    /// NAT, RFC 2663, section 4.4). Such a flow has two entries and not four: one of
+    /// [`Direction::Original`](super::Direction), whose source after translation is that of this
+    /// node, and one of [`Direction::MasqueradeReply`](super::Direction), which leads to VIP and
+    /// client. Only whole flows have it. A packet that must go through the stack ends it: the
+    /// kernel drops what comes in with an address of the node as its source.
+    pub const TWICE_NAT: u32 = 1 << 14;
     /// The bits that a packet removes unless it sets them.
     pub const UNTIL_NEXT: u32 = RESET | SYN_UNANSWERED | SYNS_UNANSWERED;
 
     const LIST_SHIFT: u32 = 16;
+    /// All bits but those of the list.
+    pub const SEEN: u32 = (1 << LIST_SHIFT) - 1;
 
     /// Returns the bits for the number of a [`List`](super::super::List).
     #[inline(always)]
@@ -201,7 +211,7 @@ pub mod flow_state {
     /// Returns the bits for what packets were seen.
     #[inline(always)]
     pub const fn observed(state: u32) -> u32 {
-        state & ((1 << LIST_SHIFT) - 1) & !ASSURED
+        state & SEEN & !ASSURED
     }
 
     /// Returns the number of the list.

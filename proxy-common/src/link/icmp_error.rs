@@ -1,7 +1,7 @@
 //! ICMP errors: the sender of a packet gets errors about the packet that it sent, so that path MTU
 //! discovery and refusals work.
 
-use super::{Notes, Outcome, dsr, finish};
+use super::{Notes, Outcome, direct, dsr, finish};
 use crate::{
     Protocol,
     layout::{Direction, FlowKey, flow_state},
@@ -35,6 +35,24 @@ pub(super) fn process<F: Frame, T: Tables>(
         return dsr::reply::redirected(frame, tables, translate(frame, tables, outer, &inner, direction));
     }
     translate(frame, tables, outer, &inner, direction)
+}
+
+/// Splits the flow that an error is about, if it has twice NAT: the error goes through the stack. A
+/// function call of its own, before [`process`], saves stack.
+#[inline(never)]
+pub(super) fn split_flow<F: Frame, T: Tables>(frame: &F, tables: &T, outer: &Packet) {
+    const ORIGINAL: usize = Direction::Original as usize;
+    const REPLY: usize = Direction::MasqueradeReply as usize;
+    let mut inner = Packet::at(outer.payload() + 8, outer.version);
+    if !is_about(frame, outer, &mut inner) {
+        return;
+    }
+    let Some(protocol) = Protocol::of_packet(inner.proto) else { return };
+    let Some(ports) = inner.ports() else { return };
+    let mut key = FlowKey::new(Direction::Original, protocol, inner.tuple(ports).swapped());
+    direct::twice::split_entry::<T, ORIGINAL>(tables, &key);
+    key.direction = Direction::MasqueradeReply as u8;
+    direct::twice::split_entry::<T, REPLY>(tables, &key);
 }
 
 /// Translates an error and its inner packet, if the inner packet was translated. A function call of

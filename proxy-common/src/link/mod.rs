@@ -60,12 +60,20 @@ pub fn ingress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: 
 pub fn egress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
     let notes = Notes::take(frame);
     if notes.has(Notes::FORWARDED) {
+        // Twice NAT leaves the mark for masquerading, which other programs may have set.
+        take_marks(frame, tables, notes);
+        if F::IS_ETHERNET && notes.has(Notes::LEARN) {
+            direct::learn(frame, tables, &mut Packet::at(header, version), false);
+        }
         return Outcome::Proceed;
     }
     let is_masqueraded = take_marks(frame, tables, notes);
     let mut packet = Packet::at(header, version);
     let outcome = process(frame, tables, &mut packet, Direction::Reply, is_masqueraded).of_program();
-    if F::IS_ETHERNET && notes.has(Notes::LEARN) && matches!(outcome, Outcome::Proceed) {
+    if F::IS_ETHERNET
+        && matches!(outcome, Outcome::Proceed)
+        && (Notes::take_learn(frame) || notes.has(Notes::LEARN))
+    {
         direct::learn(frame, tables, &mut packet, is_masqueraded);
     }
     outcome
@@ -103,6 +111,9 @@ fn process_read<F: Frame>(
     let Some(protocol) = Protocol::of_packet(packet.proto) else {
         return match (packet.version, packet.proto) {
             (IpVersion::V4, ICMP) | (IpVersion::V6, ICMPV6) => {
+                if matches!(direction, Direction::Original) && !F::IS_TUNNELED {
+                    icmp_error::split_flow(frame, tables, packet);
+                }
                 icmp_error::process(frame, tables, packet, direction)
             }
             _ => Outcome::Proceed,
@@ -135,6 +146,9 @@ fn incoming<F: Frame, T: Tables>(
     ports: [u16; 2],
 ) -> Outcome {
     if F::IS_ETHERNET && direct::is_on(tables) {
+        if is_foreign(tables, packet, ports) {
+            return Outcome::Proceed;
+        }
         let outcome = direct::forward(frame, tables, packet, protocol, ports);
         if !matches!(outcome, Outcome::Proceed) {
             return outcome;
@@ -147,6 +161,14 @@ fn incoming<F: Frame, T: Tables>(
     } else {
         outcome
     }
+}
+
+/// Returns true if neither source nor destination belongs to a Service. A function call of its own
+/// saves stack.
+#[inline(never)]
+fn is_foreign<T: Tables>(tables: &T, packet: &Packet, ports: [u16; 2]) -> bool {
+    !service::may_be_vip(tables, &packet.destination, ports[1])
+        && !service::may_be_endpoint(tables, &packet.source, ports[0])
 }
 
 /// Translates a TCP or UDP packet that comes in, if it is for a VIP or a masqueraded flow.
@@ -199,7 +221,7 @@ impl Notes {
     const MASQUERADE: u32 = 1 << 15;
     /// The packet shows what the stack does with its flow: [`direct::learn`].
     const LEARN: u32 = 1 << 14;
-    /// The packet took the direct path. Nothing is left to do.
+    /// The packet took the direct path. It is translated already.
     const FORWARDED: u32 = 1 << 13;
     const ALL: u32 = Self::MASQUERADE | Self::LEARN | Self::FORWARDED;
 
@@ -223,6 +245,18 @@ impl Notes {
             frame.set_note(note & !Self::ALL);
         }
         Self(note)
+    }
+
+    /// Takes the note [`Self::LEARN`] that a reply left as it was translated. Returns true if it
+    /// did.
+    #[inline(always)]
+    fn take_learn(frame: &impl Frame) -> bool {
+        let note = frame.note();
+        if note & Self::LEARN == 0 {
+            return false;
+        }
+        frame.set_note(note & !Self::LEARN);
+        true
     }
 
     #[inline(always)]

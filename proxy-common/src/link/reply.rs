@@ -1,7 +1,7 @@
 //! The reply direction: packets of endpoints that leave get the VIP back as their source.
 
 use super::{
-    Notes, Outcome,
+    Notes, Outcome, direct,
     dsr::{
         reply::{enter_with_reply, redirected},
         too_long::tell_endpoint,
@@ -77,7 +77,9 @@ pub(super) fn observe<F: Frame, T: Tables>(
     (key, flow): (&FlowKey, &Flow),
     tcp: TcpFlags,
 ) {
-    flow::touch(tables, key, flow, observed_state(Direction::Reply, tcp), tables.now_ns());
+    let now_ns = tables.now_ns();
+    flow::touch(tables, key, flow, observed_state(Direction::Reply, tcp), now_ns);
+    direct::sample(frame, tables, flow, tcp, now_ns);
     if tcp.is_syn_ack() && !flow.is_assured() {
         note_sequence(frame, tables, packet, key, flow);
     }

@@ -1,7 +1,7 @@
 //! What programs can do with a frame of a link.
 
 use super::{IpVersion, Tuple};
-use crate::{Addr, Protocol, checksum::Difference};
+use crate::{Addr, Protocol, checksum::Difference, layout::Endpoint};
 
 /// A frame of a link that can be read and changed. Offsets are in bytes from its start.
 pub trait Frame {
@@ -51,7 +51,7 @@ pub trait Frame {
     fn has_socket(&self, protocol: Protocol, tuple: &Tuple) -> bool;
     /// Asks the kernel where it would forward a packet that came in on this link. Returns false if
     /// it would not, if the packet is too long, or if a tunnel is on the way.
-    fn find_route(&self, packet: &RoutedPacket, route: &mut Route) -> bool;
+    fn find_route(&self, packet: &RoutedPacket<'_>, route: &mut Route) -> bool;
     /// Makes the packet leave on another link, as it is, if the program returns
     /// [`Outcome::Redirect`](crate::link::Outcome).
     fn redirect(&self, link: u32);
@@ -75,7 +75,7 @@ pub trait Frame {
 
 /// A packet whose route is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RoutedPacket {
+pub struct RoutedPacket<'a> {
     /// The version of IP.
     pub version: IpVersion,
     /// The IP protocol number.
@@ -84,8 +84,10 @@ pub struct RoutedPacket {
     pub traffic_class: u8,
     /// The bytes of the packet, or of its longest segment.
     pub length: u16,
-    /// Source and destination.
-    pub tuple: Tuple,
+    /// The source.
+    pub source: &'a Endpoint,
+    /// The destination.
+    pub destination: &'a Endpoint,
 }
 
 /// Where the kernel forwards a packet.

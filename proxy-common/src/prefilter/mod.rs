@@ -107,6 +107,7 @@ impl PrefilterItem {
             Some(Direction::Original) => (Some(&key.destination), &flow.destination),
             Some(Direction::Reply) => (Some(&flow.source), &key.source),
             Some(Direction::Masquerade) => (None, &key.destination),
+            Some(Direction::MasqueradeReply) if flow.has_twice_nat() => (Some(&flow.source), &key.source),
             Some(Direction::MasqueradeReply) | None => (None, &key.source),
         };
         let endpoint = Self::of_endpoint(&endpoint.addr, endpoint.port);

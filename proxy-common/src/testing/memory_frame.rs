@@ -200,7 +200,7 @@ impl<const TUNNELED: bool> Frame for MemoryFrame<TUNNELED> {
         self.socket == Some(tuple.destination)
     }
 
-    fn find_route(&self, _: &RoutedPacket, route: &mut Route) -> bool {
+    fn find_route(&self, _: &RoutedPacket<'_>, route: &mut Route) -> bool {
         *route = self.route.unwrap_or(Route::NONE);
         self.route.is_some()
     }

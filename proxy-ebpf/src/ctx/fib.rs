@@ -27,10 +27,10 @@ const DSCP: u8 = 0xfc;
 /// Before kernel 5.12 the length is compared with the MTU of the link only, and not with that of
 /// the route (2c0a10af688c).
 #[inline(always)]
-pub fn find_route(skb: *mut __sk_buff, link: u32, packet: &RoutedPacket, route: &mut Route) -> bool {
+pub fn find_route(skb: *mut __sk_buff, link: u32, packet: &RoutedPacket<'_>, route: &mut Route) -> bool {
     // SAFETY: all fields are numbers, for which zero is valid.
     let mut parameters: Parameters = unsafe { mem::zeroed() };
-    let [source, destination] = [&packet.tuple.source, &packet.tuple.destination];
+    let RoutedPacket { source, destination, .. } = *packet;
     parameters.l4_protocol = packet.proto;
     parameters.sport = source.port.to_be();
     parameters.dport = destination.port.to_be();

@@ -299,7 +299,7 @@ impl<L: Layer> Frame for Skb<L> {
     }
 
     #[inline(always)]
-    fn find_route(&self, packet: &RoutedPacket, route: &mut Route) -> bool {
+    fn find_route(&self, packet: &RoutedPacket<'_>, route: &mut Route) -> bool {
         fib::find_route(self.skb, self.link(), packet, route)
     }
 

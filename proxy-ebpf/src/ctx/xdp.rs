@@ -156,7 +156,7 @@ impl Frame for Xdp {
     }
 
     #[inline(always)]
-    fn find_route(&self, _: &RoutedPacket, _: &mut Route) -> bool {
+    fn find_route(&self, _: &RoutedPacket<'_>, _: &mut Route) -> bool {
         false
     }
 

@@ -12,8 +12,11 @@ use proxy_common::{
 };
 use proxy_userspace::{
     dataplane::ebpf::{Ebpf, LinkAttachment},
-    kernel::clock,
-    model::Protocol,
+    kernel::{
+        clock,
+        conntrack::{self, AddressPair},
+    },
+    model::{IpFamily, Protocol},
 };
 
 use crate::bench::{Bench, run};
@@ -108,6 +111,40 @@ fn connection_whose_entry_for_replies_was_evicted_is_handed_over() {
     let counts = Ebpf::hand_over(&bench.settings.pin_dir).expect("handed over");
     assert_eq!((counts.connections, counts.lost), (1, 0));
     assert!(state_of(&bench, &of_client).is_some_and(|state| state & flow_state::PASS != 0));
+}
+
+/// Conntrack never had it: no packet of a whole flow goes through the stack.
+#[test]
+fn flow_with_twice_nat_is_handed_over_with_its_source() {
+    let mut bench = Bench::new(LinkAttachment::Probe);
+    bench.sync();
+    let open = flow_state::REPLIED | flow_state::ASSURED | flow_state::MASQUERADE;
+    let [of_client, of_endpoint] =
+        put_flow(&bench, Protocol::Tcp, "192.0.2.1:40001", Duration::from_secs(1), open);
+    let mut map = flows(&bench, "flows");
+    let listed = map.get(&of_client, 0).expect("an entry");
+    let twice = flow_state::WHOLE | flow_state::TWICE_NAT;
+    let flow = Flow { source: endpoint("192.0.2.9:20001"), state: listed.state | twice, ..listed };
+    let of_node = flow.opposite_key(&of_client);
+    map.insert(of_client, flow, 0).expect("inserted");
+    map.insert(of_node, flow.opposite(&of_client), 0).expect("inserted");
+    map.remove(&of_endpoint).expect("removed");
+    let counts = Ebpf::hand_over(&bench.settings.pin_dir).expect("handed over");
+    assert_eq!((counts.connections, counts.lost), (1, 0));
+    assert!(state_of(&bench, &of_client).is_some_and(|state| state & flow_state::PASS != 0));
+    assert_eq!(state_of(&bench, &of_node), None, "conntrack translates the replies");
+    let mut entries = Vec::new();
+    conntrack::for_each_connection(IpFamily::V4, Protocol::Tcp, &mut |connection| {
+        entries.push(connection.tracked);
+    })
+    .expect("conntrack is read");
+    let pair = |source: &str, destination: &str| AddressPair {
+        source: source.parse().expect("an address and port"),
+        destination: destination.parse().expect("an address and port"),
+    };
+    let original = pair("192.0.2.1:40001", "10.96.0.80:80");
+    let reply = pair("10.1.0.1:8080", "192.0.2.9:20001");
+    assert!(entries.iter().any(|entry| (entry.original, entry.reply) == (original, reply)), "{entries:?}");
 }
 
 /// Conntrack has it in `TIME_WAIT`. The last segments of both sides may still come.

@@ -5,7 +5,7 @@
 //! of the flow goes on to them, unchanged. So a flow moves between XDP, the link programs and the
 //! stack at any packet.
 
-use super::{count, is_like, is_on, is_plain, rewrite};
+use super::{count, is_like, is_on, is_plain, rewrite_learned};
 use crate::{
     Protocol,
     checksum::is_sum_of_pseudo_header,
@@ -63,7 +63,7 @@ fn pass_on<F: Frame, T: Tables>(
     if !may_leave(frame, tables, &flow) || may_be_completed(frame, packet, protocol)? {
         return None;
     }
-    if rewrite(frame, packet, protocol, &flow, hops).is_none() {
+    if rewrite_learned(frame, packet, protocol, &flow, hops).is_none() {
         tables.count_error(ProgramError::NotRewritten);
         return Some(count_drop(tables, Counter::NotRewritten));
     }

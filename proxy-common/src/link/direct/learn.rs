@@ -11,7 +11,7 @@ use crate::{
 
 /// A flow is learned if its time is at least this old. So it is not about to end: the programs
 /// write the time when a connection begins and ends.
-const LEARN_AFTER_NS: u64 = 5_000_000;
+pub(super) const LEARN_AFTER_NS: u64 = 5_000_000;
 
 /// The time after which userspace is asked again.
 const ASK_AGAIN_NS: u64 = 1_000_000_000;
@@ -142,6 +142,12 @@ fn find_passage<T: Tables>(tables: &T, protocol: Protocol, passage: &mut Passage
     // Packets of the original direction leave for the endpoint, from the client or masqueraded.
     let mut reply = FlowKey::new(Direction::MasqueradeReply, protocol, left.swapped());
     if let Some(flow) = tables.flow(&reply) {
+        if flow.has_twice_nat() {
+            (key.source, key.destination) = (flow.destination, flow.source);
+            passage.know(&flow);
+            passage.to_endpoint = true;
+            return true;
+        }
         reply.destination = flow.destination;
     }
     reply.direction = Direction::Reply as u8;
@@ -155,7 +161,7 @@ fn find_passage<T: Tables>(tables: &T, protocol: Protocol, passage: &mut Passage
 /// Returns the source that the endpoint sees. `None` if netfilter chose it.
 #[inline(always)]
 fn source_at_endpoint(tables: &impl Tables, original: &FlowKey, flow: &Flow) -> Option<Endpoint> {
-    if flow.state & flow_state::MASQUERADE == 0 {
+    if flow.state & flow_state::MASQUERADE == 0 || flow.has_twice_nat() {
         return Some(flow.source);
     }
     let masquerade = FlowKey {

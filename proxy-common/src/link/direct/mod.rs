@@ -13,20 +13,25 @@
 
 mod early;
 mod learn;
+pub(super) mod twice;
 mod whole;
 
 pub use self::early::early;
 
+use self::learn::LEARN_AFTER_NS;
 pub(super) use self::{
     learn::learn,
     whole::{is_reply, is_whole, leave_by, send_on, state},
 };
-use super::{Notes, Outcome, count_drop, ip_length, may_be_endpoint, may_be_vip};
+use super::{Notes, Outcome, count_drop, ip_length, may_be_endpoint};
 use crate::{
     Protocol,
     checksum::Difference,
-    layout::{Counter, DirectFlow, DirectKey, DirectState, Flow, FlowKey, ProgramError, ServiceEvent},
-    packet::{ETHERNET_HEADER, Fragment, Frame, IpVersion, Packet, Tuple},
+    layout::{
+        Counter, DirectFlow, DirectKey, DirectState, Endpoint, Flow, FlowKey, ProgramError, ServiceEvent,
+        flow_state,
+    },
+    packet::{ETHERNET_HEADER, Fragment, Frame, IpVersion, Packet, TcpFlags, Tuple},
     rewrite::TransportChecksum,
     tables::Tables,
 };
@@ -35,8 +40,7 @@ use crate::{
 /// userspace does not watch.
 pub const LEASE_NS: u64 = 500_000_000;
 
-/// One in so many packets of a flow that is not on the direct path may be learned from. Short
-/// connections then do not pay for it.
+/// One in so many packets of an old flow that is not on the direct path may be learned from.
 const SAMPLE: u32 = 8;
 
 impl DirectKey {
@@ -102,8 +106,28 @@ fn epoch(tables: &impl Tables) -> u64 {
     tables.node().map_or(0, |node| node.direct_epoch)
 }
 
-/// Handles a packet that comes in and may belong to a flow on the direct path. If it does not,
-/// [`Outcome::Proceed`] sends it through the stack.
+/// Asks the program on the link where a packet leaves to learn from it, if its flow is old enough.
+/// So short connections do not pay for it.
+#[inline(always)]
+pub(super) fn sample<F: Frame, T: Tables>(frame: &F, tables: &T, flow: &Flow, tcp: TcpFlags, now_ns: u64) {
+    const NOT: u32 = flow_state::PASS | flow_state::DSR;
+    let is_old = now_ns.wrapping_sub(flow.used_ns) >= LEARN_AFTER_NS;
+    if F::IS_ETHERNET && is_old && flow.state & NOT == 0 {
+        sample_old(frame, tables, tcp);
+    }
+}
+
+/// A function call of its own, because the verifier follows each branch.
+#[inline(never)]
+fn sample_old<F: Frame, T: Tables>(frame: &F, tables: &T, tcp: TcpFlags) {
+    const NONE: TcpFlags = TcpFlags(0);
+    if (tcp == NONE || tcp.is_plain()) && is_on(tables) && tables.random().is_multiple_of(SAMPLE) {
+        Notes::leave(frame, Notes::LEARN);
+    }
+}
+
+/// Handles a packet that comes in for a VIP or from an endpoint. If its flow is not on the direct
+/// path, [`Outcome::Proceed`] sends it through the stack.
 #[inline(never)]
 pub(super) fn forward<F: Frame, T: Tables>(
     frame: &F,
@@ -112,32 +136,10 @@ pub(super) fn forward<F: Frame, T: Tables>(
     protocol: Protocol,
     ports: [u16; 2],
 ) -> Outcome {
-    if may_be_vip(tables, &packet.destination, ports[1]) || may_be_endpoint(tables, &packet.source, ports[0])
-    {
-        pass_on(frame, tables, packet, protocol, ports)
-    } else {
-        Outcome::Proceed
-    }
-}
-
-/// Handles a packet of a Service.
-#[inline(always)]
-fn pass_on(
-    frame: &impl Frame,
-    tables: &impl Tables,
-    packet: &Packet,
-    protocol: Protocol,
-    ports: [u16; 2],
-) -> Outcome {
     let Some((tcp, acknowledged)) = packet.tcp_answer(frame, protocol) else { return Outcome::Proceed };
     let key = DirectKey::new(protocol, packet.tuple(ports));
     let is_plain = !protocol.is_connection_oriented() || tcp.is_plain();
-    let Some(flow) = tables.direct_flow(&key, tcp, acknowledged) else {
-        if is_plain && tables.random().is_multiple_of(SAMPLE) {
-            Notes::leave(frame, Notes::LEARN);
-        }
-        return Outcome::Proceed;
-    };
+    let Some(flow) = tables.direct_flow(&key, tcp, acknowledged) else { return Outcome::Proceed };
     if !is_plain {
         // A segment that begins or ends a connection. The next connection may have another
         // endpoint.
@@ -151,7 +153,7 @@ fn pass_on(
         }
         return Outcome::Proceed;
     };
-    if rewrite(frame, packet, protocol, &flow, hops).is_none() {
+    if rewrite_learned(frame, packet, protocol, &flow, hops).is_none() {
         tables.count_error(ProgramError::NotRewritten);
         return count_drop(tables, Counter::NotRewritten);
     }
@@ -243,42 +245,66 @@ pub(super) fn longest(frame: &impl Frame, packet: &Packet, is_connection: bool) 
     Some(packet.payload() - packet.header() + header + segment)
 }
 
-/// Does with a packet what the programs and the stack did with the last one. Returns `None` if the
-/// kernel has no memory. The packet may then be partly changed.
+/// What changes in a packet on its way through the node.
+struct Hop<'a> {
+    source: &'a Endpoint,
+    destination: &'a Endpoint,
+    /// The difference that the addresses make to a checksum.
+    addresses: Difference,
+    /// The difference that the ports make.
+    ports: Difference,
+    /// The hop limit with which the packet came in.
+    hops: u8,
+}
+
+impl<'a> Hop<'a> {
+    /// What the programs and the stack did with the last packet of a flow.
+    #[inline(always)]
+    const fn of(flow: &'a DirectFlow, hops: u8) -> Self {
+        Self {
+            source: &flow.source,
+            destination: &flow.destination,
+            addresses: Difference::from_wsum(flow.addresses),
+            ports: Difference::from_wsum(flow.ports),
+            hops,
+        }
+    }
+}
+
+/// Rewrites a packet of a learned flow, with its Ethernet addresses. Returns `None` as [`rewrite`].
 #[inline(always)]
-fn rewrite(
+fn rewrite_learned(
     frame: &impl Frame,
     packet: &Packet,
     protocol: Protocol,
     flow: &DirectFlow,
     hops: u8,
 ) -> Option<()> {
-    let (addresses, ports) = (Difference::from_wsum(flow.addresses), Difference::from_wsum(flow.ports));
-    let checksum = TransportChecksum::of(frame, packet, protocol)?;
     frame.store::<12>(0, &flow.hardware)?;
+    rewrite(frame, packet, protocol, &Hop::of(flow, hops))
+}
+
+/// Writes addresses, ports and hop limit, and updates the checksums. Returns `None` if the packet
+/// is truncated, or if the kernel has no memory. The packet may then be partly changed.
+#[inline(always)]
+fn rewrite(frame: &impl Frame, packet: &Packet, protocol: Protocol, hop: &Hop<'_>) -> Option<()> {
+    let checksum = TransportChecksum::of(frame, packet, protocol)?;
     match packet.version {
-        IpVersion::V4 => store_v4(frame, packet, flow, hops, addresses)?,
-        IpVersion::V6 => store_v6(frame, packet, flow, hops)?,
+        IpVersion::V4 => store_v4(frame, packet, hop)?,
+        IpVersion::V6 => store_v6(frame, packet, hop)?,
     }
-    checksum.fix(frame, packet.version, addresses, ports)
+    checksum.fix(frame, packet.version, hop.addresses, hop.ports)
 }
 
 /// Writes hop limit, checksum, addresses and ports, which are adjacent.
 #[inline(always)]
-fn store_v4(
-    frame: &impl Frame,
-    packet: &Packet,
-    flow: &DirectFlow,
-    hops: u8,
-    addresses: Difference,
-) -> Option<()> {
-    let hop = difference_of_hops(packet, hops);
-    let [source, destination] =
-        [&flow.source, &flow.destination].map(|end| end.addr.words()[3].to_ne_bytes());
-    let [a, b] = addresses.and(hop).apply(packet.checksum);
+fn store_v4(frame: &impl Frame, packet: &Packet, hop: &Hop<'_>) -> Option<()> {
+    let hops = hop.hops;
+    let [source, destination] = [hop.source, hop.destination].map(|end| end.addr.words()[3].to_ne_bytes());
+    let [a, b] = hop.addresses.and(difference_of_hops(packet, hops)).apply(packet.checksum);
     let first =
         u64::from_ne_bytes([hops - 1, packet.proto, a, b, source[0], source[1], source[2], source[3]]);
-    let ports = u64::from(flow.source.port.to_be()) << 32 | u64::from(flow.destination.port.to_be()) << 48;
+    let ports = u64::from(hop.source.port.to_be()) << 32 | u64::from(hop.destination.port.to_be()) << 48;
     let second = u64::from(u32::from_le_bytes(destination)) | ports;
     let bytes = u128::from(first) | u128::from(second) << 64;
     frame.store::<16>(packet.header() + 8, &bytes.to_le_bytes())
@@ -292,11 +318,11 @@ const fn difference_of_hops(packet: &Packet, hops: u8) -> Difference {
 
 /// Writes hop limit, addresses and ports.
 #[inline(always)]
-fn store_v6(frame: &impl Frame, packet: &Packet, flow: &DirectFlow, hops: u8) -> Option<()> {
-    store_hops_v6(frame, packet, packet.proto, hops - 1)?;
-    frame.store(packet.header() + 8, &flow.source.addr.octets)?;
-    frame.store(packet.header() + 24, &flow.destination.addr.octets)?;
-    let ports = u32::from(flow.source.port.to_be()) | u32::from(flow.destination.port.to_be()) << 16;
+fn store_v6(frame: &impl Frame, packet: &Packet, hop: &Hop<'_>) -> Option<()> {
+    store_hops_v6(frame, packet, packet.proto, hop.hops - 1)?;
+    frame.store(packet.header() + 8, &hop.source.addr.octets)?;
+    frame.store(packet.header() + 24, &hop.destination.addr.octets)?;
+    let ports = u32::from(hop.source.port.to_be()) | u32::from(hop.destination.port.to_be()) << 16;
     frame.store(packet.payload(), &ports.to_le_bytes())
 }
 

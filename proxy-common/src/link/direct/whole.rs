@@ -4,8 +4,8 @@
 use super::{Outcome, count_drop, difference_of_hops, is_plain, longest, may_be_endpoint, store_hops_v6};
 use crate::{
     Protocol,
-    layout::{Counter, Direction, FlowKey, ProgramError, flow_state},
-    packet::{Frame, IpVersion, Packet, Route, RoutedPacket},
+    layout::{Counter, Direction, Endpoint, FlowKey, ProgramError, flow_state},
+    packet::{Frame, IpVersion, Packet, Route, RoutedPacket, Tuple},
     tables::Tables,
 };
 
@@ -43,8 +43,10 @@ pub(in super::super) fn is_reply<T: Tables>(
 #[inline(never)]
 pub(in super::super) fn send_on<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut Packet) -> Outcome {
     let mut route = Route::NONE;
-    let Some(hops) = find_route(frame, tables, packet, &mut route) else { return Outcome::Proceed };
-    leave_by(frame, tables, packet, hops, &route)
+    if !route_of(frame, tables, packet, &mut route) {
+        return Outcome::Proceed;
+    }
+    leave_by(frame, tables, packet, packet.hops, &route)
 }
 
 /// Sends a packet with so many hops left out by a route.
@@ -64,28 +66,39 @@ pub(in super::super) fn leave_by(
     Outcome::Redirect
 }
 
-/// Finds the route of a packet that the programs may forward. Returns the number of hops that are
-/// left to it.
+/// Finds the route of a packet that is translated already.
 #[inline(always)]
-fn find_route<F: Frame, T: Tables>(
+fn route_of<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut Packet, route: &mut Route) -> bool {
+    if packet.read(frame).is_none() {
+        return false;
+    }
+    let Some(ports) = packet.ports() else { return false };
+    let Tuple { source, destination } = packet.tuple(ports);
+    find_route(frame, tables, packet, [&source, &destination], route)
+}
+
+/// Finds the route of a packet that the programs may forward, with this source and destination.
+/// Returns false if there is none. A function call of its own saves stack.
+#[inline(never)]
+pub(super) fn find_route<F: Frame, T: Tables>(
     frame: &F,
     tables: &T,
-    packet: &mut Packet,
+    packet: &Packet,
+    [source, destination]: [&Endpoint; 2],
     route: &mut Route,
-) -> Option<u8> {
-    packet.read(frame)?;
-    let protocol = Protocol::of_packet(packet.proto)?;
-    let Packet { traffic_class, hops, .. } = *packet;
-    if hops <= 1 || !is_plain(frame, packet) || !tables.is_direct_link(frame.link()) {
-        return None;
+) -> bool {
+    let Packet { version, proto, traffic_class, hops, .. } = *packet;
+    if hops <= 1
+        || !is_plain(frame, packet)
+        || !tables.is_direct_link(frame.link())
+        || !has_own_mark(frame, tables)
+    {
+        return false;
     }
-    if !has_own_mark(frame, tables) {
-        return None;
-    }
-    let tuple = packet.tuple(packet.ports()?);
-    let length = longest(frame, packet, protocol.is_connection_oriented())?.try_into().ok()?;
-    let routed = RoutedPacket { version: packet.version, proto: packet.proto, traffic_class, length, tuple };
-    (frame.find_route(&routed, route) && tables.is_direct_link(route.link)).then_some(hops)
+    let Some(length) = longest(frame, packet, proto == Protocol::Tcp.number()) else { return false };
+    let Ok(length) = length.try_into() else { return false };
+    let routed = RoutedPacket { version, proto, traffic_class, length, source, destination };
+    frame.find_route(&routed, route) && tables.is_direct_link(route.link)
 }
 
 /// Returns false if the mark has bits that rules of others may look at.

@@ -143,5 +143,6 @@ fn find_route<F: Frame>(frame: &F, packet: &Packet, length: u16, route: &mut Rou
     let Packet { version, proto, traffic_class, .. } = *packet;
     let ports = if packet.fragment == Fragment::Later { None } else { packet.ports() };
     let tuple = packet.tuple(ports.unwrap_or([0; 2]));
-    frame.find_route(&RoutedPacket { version, proto, traffic_class, length, tuple }, route)
+    let (source, destination) = (&tuple.source, &tuple.destination);
+    frame.find_route(&RoutedPacket { version, proto, traffic_class, length, source, destination }, route)
 }

@@ -73,7 +73,8 @@ fn find_endpoint<F: Frame>(frame: &F, packet: &Packet, route: &mut Route) -> boo
         IpVersion::V6 => (IpVersion::V6, ICMPV6),
     };
     let (traffic_class, length, tuple) = (0, 0, packet.tuple([0; 2]).swapped());
-    frame.find_route(&RoutedPacket { version, proto, traffic_class, length, tuple }, route)
+    let (source, destination) = (&tuple.source, &tuple.destination);
+    frame.find_route(&RoutedPacket { version, proto, traffic_class, length, source, destination }, route)
 }
 
 /// Returns false if the frame could not be changed. It may be partly changed.

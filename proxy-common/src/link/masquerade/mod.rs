@@ -99,7 +99,7 @@ pub(super) fn reply<F: Frame, T: Tables>(
 ) -> Option<Outcome> {
     let (tcp, acknowledged) = packet.tcp_answer(frame, protocol)?;
     let key = FlowKey::new(Direction::MasqueradeReply, protocol, packet.tuple(ports));
-    let Some(flow) = tables.answered_flow(&key, tcp, acknowledged) else {
+    let Some(mut flow) = tables.answered_flow(&key, tcp, acknowledged) else {
         let may_be_missing = protocol.is_connection_oriented() && is_settling(tables, tables.now_ns());
         return may_be_missing.then_some(Outcome::Drop);
     };
@@ -112,6 +112,17 @@ pub(super) fn reply<F: Frame, T: Tables>(
         return None;
     }
     reply::observe(frame, tables, packet, (&key, &flow), tcp);
+    if flow.has_twice_nat() {
+        let outcome = direct::twice::send_or_split::<F, T, { Direction::MasqueradeReply as usize }>(
+            frame, tables, packet, &key, &mut flow,
+        );
+        if !matches!(outcome, Outcome::Proceed) {
+            return Some(outcome);
+        }
+        if flow.state & flow_state::PASS != 0 {
+            return None;
+        }
+    }
     let outcome = translate(frame, tables, packet, protocol, (&key, &flow), Direction::Original);
     Some(forward(outcome, &flow))
 }
@@ -205,35 +216,48 @@ fn allocate<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPac
     if !choose_address(frame, tables, outgoing) {
         return false;
     }
-    choose_port(tables, outgoing);
+    // `insert_reply` refuses the port of the last try if it is taken.
+    choose_port::<T, TRIES>(tables, outgoing);
+    write(frame, tables, outgoing)
+}
+
+/// Writes both entries of a flow with a source port that seems free. Returns false if it is not.
+#[inline(always)]
+pub(super) fn write<F: Frame, T: Tables>(frame: &F, tables: &T, outgoing: &mut ClientPacket) -> bool {
     avoid_sockets(frame, tables, outgoing)
         && entries::insert_reply(tables, outgoing)
         && entries::insert_original(tables, outgoing)
 }
 
-/// Tries ports until one is free. If none of them is, the flow gets one more port without a look.
-/// [`entries::insert_reply`] refuses that port if it is taken.
+/// Tries so many ports until one is free. If none of them is, the flow gets one more port without a
+/// look, and the result is false.
 ///
 /// The first try is the port of the client if it is in the range (RFC 4787, section 4.2.1).
-/// Otherwise it depends on client and endpoint, and is the same again if the entries were lost.
+/// Otherwise it depends on client and endpoint, and is the same again if all entries were lost.
 #[inline(never)]
-fn choose_port<T: Tables>(tables: &T, outgoing: &mut ClientPacket) {
+pub(super) fn choose_port<T: Tables, const TRIES: u32>(tables: &T, outgoing: &mut ClientPacket) -> bool {
     let [first, last] = port_range(tables);
     let mut reply_key = outgoing.flow.opposite_key(&outgoing.key);
     let port = outgoing.key.source.port;
     if port < first || port > last {
-        reply_key.destination.port = port_of_range([first, last], hash(&outgoing.key));
+        let number = hash(&outgoing.key.source, &outgoing.flow.destination);
+        reply_key.destination.port = port_of_range([first, last], number);
     }
+    let mut is_free = false;
     // The verifier follows each try by itself, so a try is one lookup in each map.
     for attempt in 0..TRIES {
         let is_scarce = attempt >= FIRST_TRY_OF_ENDED;
         match tables.port_use(&reply_key) {
             Some(other) if !other.has_ended(outgoing.protocol, is_scarce, outgoing.now_ns) => {}
-            _ => break,
+            _ => {
+                is_free = true;
+                break;
+            }
         }
         reply_key.destination.port = port_of_range([first, last], tables.random());
     }
     outgoing.flow.source.port = reply_key.destination.port;
+    is_free
 }
 
 /// Chooses another port if a socket of the node has the port. The flow would get the packets that
@@ -279,13 +303,13 @@ fn port_of_range([first, last]: [u16; 2], number: u32) -> u16 {
     first.wrapping_add((number % count) as u16)
 }
 
-/// Returns a number for a flow.
+/// Returns a number for the flow of a client to an endpoint.
 #[inline(always)]
-fn hash(key: &FlowKey) -> u32 {
+fn hash(client: &Endpoint, endpoint: &Endpoint) -> u32 {
     // The odd number that is nearest to 2^32 divided by the golden ratio.
     const FACTOR: u32 = 0x9e37_79b1;
-    let [client, endpoint] = [&key.source, &key.destination].map(|end| end.addr.words());
-    let ports = u32::from(key.source.port) << 16 | u32::from(key.destination.port);
+    let ports = u32::from(client.port) << 16 | u32::from(endpoint.port);
+    let [client, endpoint] = [client, endpoint].map(|end| end.addr.words());
     // The upper words of IPv4 addresses are all the same.
     let words = [client[0] ^ endpoint[0], client[1] ^ endpoint[1], client[2], client[3], endpoint[3], ports];
     words.into_iter().fold(0, |hash, word| (hash ^ word).wrapping_mul(FACTOR).rotate_left(15))

@@ -102,11 +102,12 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
     if let Verdict::Translate(slots) = verdict
         && can_reuse_entries(incoming, &service, slots)
     {
-        incoming.flow.state = masquerade_state(&service, is_local, source, incoming.flow.destination)
+        let masquerade = masquerade_state(&service, is_local, source, incoming.flow.destination);
+        incoming.flow.state = masquerade
             | flow_state::of_list(slots.list)
             | direct::state(tables)
             | dsr::reply::state::<F>(tables)
-            | incoming.flow.state & flow_state::ASSURED;
+            | incoming.flow.state & (flow_state::ASSURED | twice_nat_of(masquerade));
         incoming.flow.used_ns = incoming.now_ns;
         return Classification::Reused;
     }
@@ -224,6 +225,14 @@ fn can_reuse_entries(incoming: &ClientPacket, service: &ServiceValue, slots: Slo
         && service.affinity_seconds == 0
         && (service.service, service.generation) == (flow.service, flow.generation)
         && slots.list == flow_state::list(flow.state)
+}
+
+/// Returns [`flow_state::TWICE_NAT`] for [`flow_state::MASQUERADE`], and nothing without it: a flow
+/// that is not masqueraded any more cannot reuse entries with the source of the node.
+#[inline(always)]
+const fn twice_nat_of(masquerade: u32) -> u32 {
+    const SHIFT: u32 = flow_state::TWICE_NAT.trailing_zeros() - flow_state::MASQUERADE.trailing_zeros();
+    masquerade << SHIFT
 }
 
 /// Classifies a segment of an unknown connection: the node restarted, or the flow was silent for

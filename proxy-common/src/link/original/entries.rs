@@ -11,7 +11,17 @@ use crate::{
 /// flow with the same addresses may have both.
 #[inline(always)]
 pub(super) fn write(tables: &impl Tables, incoming: &mut ClientPacket, can_reuse: bool) -> bool {
-    can_reuse && reuse(tables, incoming) || insert(tables, incoming)
+    if can_reuse {
+        if reuse(tables, incoming) {
+            return true;
+        }
+        incoming.flow.state &= !(flow_state::TWICE_NAT | flow_state::ASSURED);
+        if incoming.flow.source.addr != incoming.key.source.addr {
+            // It had twice NAT.
+            incoming.flow.source = incoming.key.source;
+        }
+    }
+    insert(tables, incoming)
 }
 
 /// Overwrites the entries of a closed flow. If one of them is missing, the original entry is

@@ -64,20 +64,13 @@ pub(super) fn transport<F: Frame, T: Tables>(
                 return Outcome::Proceed;
             }
             observe(frame, tables, packet, &incoming);
+            direct::sample(frame, tables, flow, incoming.tcp, *now_ns);
         }
         class @ (Classification::New | Classification::Reused) => {
-            if tables.has_tunnel() && incoming.flow.is_dsr() {
-                dsr::take(tables, &mut incoming.flow);
-            }
-            if incoming.is_midstream() {
-                adopt(frame, packet, &mut incoming);
-            }
-            if !entries::write(tables, &mut incoming, matches!(class, Classification::Reused)) {
-                tables.count_service(incoming.flow.service, ServiceEvent::Drop);
-                incoming.trace(frame, tables, Counter::FlowNotRecorded);
+            let is_reused = matches!(class, Classification::Reused);
+            if !begin(frame, tables, packet, &mut incoming, is_reused) {
                 return count_drop(tables, Counter::FlowNotRecorded);
             }
-            incoming.trace(frame, tables, Counter::FlowsBegun);
         }
         Classification::Proceed => return Outcome::Proceed,
         Classification::Drop | Classification::Retry => return Outcome::Drop,
@@ -85,6 +78,15 @@ pub(super) fn transport<F: Frame, T: Tables>(
             incoming.trace(frame, tables, reason);
             let is_refused = matches!(reason, Counter::Refused | Counter::UnknownConnection);
             return if is_refused { Outcome::Proceed } else { Outcome::Drop };
+        }
+    }
+    if incoming.flow.has_twice_nat() {
+        let ClientPacket { key, flow, .. } = &mut incoming;
+        let outcome = direct::twice::send_or_split::<F, T, { Direction::Original as usize }>(
+            frame, tables, packet, key, flow,
+        );
+        if !matches!(outcome, Outcome::Proceed) {
+            return outcome;
         }
     }
     if incoming.flow.state & flow_state::PASS != 0 {
@@ -97,6 +99,33 @@ pub(super) fn transport<F: Frame, T: Tables>(
         return dsr::send_client_packet(frame, tables, packet, &incoming);
     }
     translate(frame, tables, packet, &incoming)
+}
+
+/// Writes the entries of a new flow. Returns false if that failed. `is_reused` says that a closed
+/// flow with the same addresses has entries.
+#[inline(always)]
+fn begin<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    incoming: &mut ClientPacket,
+    is_reused: bool,
+) -> bool {
+    if tables.has_tunnel() && incoming.flow.is_dsr() {
+        dsr::take(tables, &mut incoming.flow);
+    }
+    if incoming.is_midstream() {
+        adopt(frame, packet, incoming);
+    }
+    let is_written = !is_reused && direct::twice::begin(frame, tables, packet, incoming)
+        || entries::write(tables, incoming, is_reused);
+    if is_written {
+        incoming.trace(frame, tables, Counter::FlowsBegun);
+    } else {
+        tables.count_service(incoming.flow.service, ServiceEvent::Drop);
+        incoming.trace(frame, tables, Counter::FlowNotRecorded);
+    }
+    is_written
 }
 
 /// Finds the flow of a packet. Removes one that went through the tunnel and cannot go on.

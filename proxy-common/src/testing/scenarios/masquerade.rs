@@ -20,7 +20,11 @@ use crate::{
 const LINK: u32 = 1;
 
 /// A node port whose flows the programs masquerade, with ports from this range.
-fn masqueraded(node: &mut TestNode<'_>, protocol: crate::Protocol, (first, last): (u16, u16)) -> Fixture {
+pub(super) fn masqueraded(
+    node: &mut TestNode<'_>,
+    protocol: crate::Protocol,
+    (first, last): (u16, u16),
+) -> Fixture {
     node.config.node.masquerading = Masquerading::Programs as u16;
     (node.config.node.first_port, node.config.node.last_port) = (first, last);
     let range = if node.ip.node.is_ipv4() { 96 } else { 0 };
@@ -31,15 +35,21 @@ fn masqueraded(node: &mut TestNode<'_>, protocol: crate::Protocol, (first, last)
     fixture
 }
 
-const PORTS: (u16, u16) = (1_024, 29_999);
+pub(super) const PORTS: (u16, u16) = (1_024, 29_999);
 
 /// Sends a packet of a client through the node. Returns the result at egress, where the mark stands
 /// for the note: no test can leave that.
 #[track_caller]
 fn forward(node: &mut TestNode<'_>, packet: &TestPacket, endpoint: SocketAddr) -> FrameResult {
-    let mark = node.config.node.masquerade_mark;
     let translated = packet.clone().to(endpoint);
     node.ingress(packet).becomes(&translated);
+    leave(node, &translated)
+}
+
+/// Does what is done at egress to a packet that is to be masqueraded.
+#[track_caller]
+pub(super) fn leave(node: &mut TestNode<'_>, translated: &TestPacket) -> FrameResult {
+    let mark = node.config.node.masquerade_mark;
     let frame = InputFrame { mark, ..InputFrame::new(translated.to_frame()) };
     let result = node.run(Hook::Egress, &frame).expect("a plain frame always runs");
     assert_eq!(result.mark, 0, "{result:?}");
@@ -59,7 +69,7 @@ fn source_of(node: &mut TestNode<'_>, packet: &TestPacket, endpoint: SocketAddr)
 impl Fixture {
     /// Exchanges packets between a client and the endpoint. Returns the source of the flow.
     #[track_caller]
-    fn exchange(&self, node: &mut TestNode<'_>, first: &TestPacket) -> SocketAddr {
+    pub(super) fn exchange(&self, node: &mut TestNode<'_>, first: &TestPacket) -> SocketAddr {
         let sent = forward(node, first, self.endpoint);
         let source = source_of(node, first, self.endpoint);
         sent.becomes(&first.clone().to(self.endpoint).from(source));

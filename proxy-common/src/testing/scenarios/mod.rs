@@ -16,6 +16,7 @@ mod ports;
 mod rejected;
 mod sources;
 mod tcp;
+mod twice_nat;
 mod udp;
 
 use std::net::{IpAddr, SocketAddr};
@@ -39,7 +40,7 @@ pub struct Scenario {
 }
 
 /// All scenarios by file.
-pub const ALL: [&[Scenario]; 16] = [
+pub const ALL: [&[Scenario]; 17] = [
     affinity::ALL,
     counts::ALL,
     direct::ALL,
@@ -54,6 +55,7 @@ pub const ALL: [&[Scenario]; 16] = [
     ports::ALL,
     sources::ALL,
     tcp::ALL,
+    twice_nat::ALL,
     rejected::ALL,
     udp::ALL,
 ];

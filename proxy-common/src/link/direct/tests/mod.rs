@@ -1,5 +1,6 @@
 //! What is learned from packets that went through the stack, and what takes the direct path then.
 
+mod twice_nat;
 mod whole;
 
 use std::{net::SocketAddr, vec::Vec};
@@ -145,7 +146,7 @@ impl Node {
                     // The kernel writes it on the way.
                     write_hardware(&mut bytes);
                 }
-                (Way::Direct, bytes, 0)
+                (Way::Direct, bytes, link)
             }
             Outcome::Proceed if self.drops => return Way::Dropped,
             Outcome::Proceed => (Way::Stack, came_in.bytes, link),

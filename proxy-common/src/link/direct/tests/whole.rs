@@ -8,22 +8,27 @@ use crate::{
     layout::{DirectScope, Direction, Flow, FlowKey, flow_state},
     link::Outcome,
     packet::{Route, TcpFlags, Tuple},
-    testing::TestPacket,
+    testing::{FrameResult, TestPacket},
 };
 
 impl Node {
     /// Returns a node on which whole flows take the direct path.
-    fn whole(protocol: crate::Protocol, is_masqueraded: bool) -> Self {
+    pub(super) fn whole(protocol: crate::Protocol, is_masqueraded: bool) -> Self {
         let mut node = Self::without_flow(protocol, is_masqueraded);
         node.maps.config.node.direct_scope = DirectScope::Whole as u16;
         node.has_routes = true;
         node
     }
 
-    fn outcome(&mut self, frame: InputFrame) -> Outcome {
+    pub(super) fn outcome(&mut self, frame: InputFrame) -> Outcome {
+        self.came_in(frame).outcome
+    }
+
+    /// Returns the result at ingress.
+    pub(super) fn came_in(&mut self, frame: InputFrame) -> FrameResult {
         let link = if frame.link == POD { OUTSIDE } else { POD };
-        let route = Some(Route { link, next_hop: self.endpoint.ip().into() });
-        self.run(Hook::Ingress, InputFrame { route, ..frame }).outcome
+        let route = self.has_routes.then(|| Route { link, next_hop: self.endpoint.ip().into() });
+        self.run(Hook::Ingress, InputFrame { route, ..frame })
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{kernel::clock, model::Protocol};
 pub(crate) fn has_source(address: Addr, key: &FlowKey, flow: &Flow) -> bool {
     match key.direction() {
         Some(Direction::Masquerade) => flow.source.addr == address,
+        Some(Direction::Original) if flow.has_twice_nat() => flow.source.addr == address,
         Some(Direction::MasqueradeReply) => key.destination.addr == address,
         _ => false,
     }

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, net::SocketAddr, ops::RangeInclusive, time::Dur
 
 use aya::maps::{HashMap, MapData};
 use proxy_common::{
+    flow::TwiceNat,
     layout::{Direction, Endpoint, Flow, FlowKey, flow_state},
     packet::Tuple,
     prefilter::{PrefilterItem, PrefilterTable, sized},
@@ -46,6 +47,8 @@ pub(super) struct Flows {
 pub(super) struct Translated {
     /// Those that conntrack gets, unless it has them.
     pub(super) connections: BTreeMap<IpFamily, Vec<Connection>>,
+    /// Those of these connections that have twice NAT.
+    pub(super) with_twice_nat: Vec<(FlowKey, Flow)>,
     /// Those that have ended, and those of a flood.
     pub(super) behind: Vec<(FlowKey, Flow)>,
 }
@@ -63,6 +66,51 @@ impl Flows {
         })
     }
 
+    /// Gives flows with twice NAT the entries of two translations, as the programs do with a packet
+    /// that must go through the stack. Conntrack never had such a flow.
+    pub(super) fn split(&mut self, flows: &[(FlowKey, Flow)]) {
+        for (key, _) in flows {
+            // Its packets may have changed it since it was listed.
+            let Some(flow) = self.entry(key).filter(Flow::has_twice_nat) else { continue };
+            if self.is_left(key, &flow) {
+                self.remove(key);
+            } else {
+                self.split_flow(key, &flow);
+            }
+        }
+    }
+
+    /// Returns true if the map evicted the entry for replies, and another flow has the source port
+    /// by now.
+    fn is_left(&self, key: &FlowKey, flow: &Flow) -> bool {
+        let parts = TwiceNat { is_original: true, key, flow, port: key.source.port };
+        let is_of_other =
+            |reply: Flow| reply.tuple() != flow.opposite(key).tuple() && !parts.has_begun(&reply);
+        self.entry(&flow.opposite_key(key)).is_some_and(is_of_other)
+    }
+
+    fn split_flow(&mut self, key: &FlowKey, flow: &Flow) {
+        let mut parts = TwiceNat { is_original: true, key, flow, port: key.source.port };
+        let is_taken = |part| {
+            let other = self.entry(&parts.key(part));
+            other.is_some_and(|other| other.tuple() != parts.flow(part, 0).tuple())
+        };
+        if is_taken(Direction::Reply) || is_taken(Direction::Masquerade) {
+            parts.port = parts.node().port;
+        }
+        let acknowledged = |part| self.entry(&parts.key(part)).map_or(0, |entry| entry.acknowledged);
+        let to_endpoint = acknowledged(Direction::Original);
+        let to_client = acknowledged(Direction::MasqueradeReply);
+        for (part, acknowledged) in [
+            (Direction::Reply, to_client),
+            (Direction::Masquerade, to_endpoint),
+            (Direction::MasqueradeReply, to_client),
+            (Direction::Original, to_endpoint),
+        ] {
+            self.write(parts.key(part), parts.flow(part, acknowledged));
+        }
+    }
+
     /// Lists the flows that the programs translate. Conntrack may have some of them.
     pub(super) fn list(&self) -> Translated {
         let now = clock::monotonic().unwrap_or(Duration::ZERO);
@@ -75,6 +123,9 @@ impl Flows {
                 translated.behind.push((key, flow));
                 continue;
             };
+            if flow.has_twice_nat() {
+                translated.with_twice_nat.push((key, flow));
+            }
             let family = IpFamily::of(connection.untranslated.source.ip());
             translated.connections.entry(family).or_default().push(connection);
         }
@@ -87,8 +138,12 @@ impl Flows {
             return None;
         }
         let silence = now.saturating_sub(Duration::from_nanos(flow.used_ns));
-        let original = pair(flow.tuple());
-        let source = source_at_endpoint(flow, original.source, self.source(protocol, original))?;
+        let mut original = pair(flow.tuple());
+        let source = if flow.has_twice_nat() {
+            std::mem::replace(&mut original.source, untranslated.source)
+        } else {
+            source_at_endpoint(flow, original.source, self.source(protocol, original))?
+        };
         let reply = AddressPair { source: original.destination, destination: source };
         let expires_after = flow.lifetime(protocol).saturating_sub(silence);
         let tracked = TrackedConnection { protocol, original, reply, is_dnat: false };

@@ -118,6 +118,7 @@ pub(crate) fn hand_flows(pins: &PinDir) -> Result<HandoverCounts, KernelError> {
     }
     for _ in 0..MAX_LISTS {
         let untracked = flows.list();
+        flows.split(&untracked.with_twice_nat);
         let stay = flows.forget(untracked.behind);
         // The list has those that were lost so far.
         counts.lost = 0;
