@@ -287,11 +287,13 @@ impl<'a> TwiceNat<'a> {
         if self.is_original { &self.flow.source } else { &self.key.destination }
     }
 
-    /// Returns true if `reply`, the entry of the opposite direction of the client's, shows that the
-    /// four entries are half written.
+    /// Returns true if the entry is left from an earlier flow: `other`, the entry of the opposite
+    /// direction, is of another flow. If the four entries are half written, it is of this one.
     #[inline(always)]
-    pub fn has_begun(&self, reply: &Flow) -> bool {
-        self.is_original && !reply.has_twice_nat() && reply.destination.addr == self.client().addr
+    pub fn is_left(&self, other: &Flow) -> bool {
+        let is_half_written =
+            self.is_original && !other.has_twice_nat() && other.destination.addr == self.client().addr;
+        other.tuple() != self.flow.opposite(self.key).tuple() && !is_half_written
     }
 
     /// Returns the client between the translations.

@@ -222,7 +222,7 @@ impl Acknowledged {
     fn read<T: Tables, const FROM: usize>(&mut self, tables: &T, key: &FlowKey, flow: &Flow) -> bool {
         let mut opposite = 0;
         if let Some(other) = tables.flow(&flow.opposite_key(key)) {
-            if other.tuple() != flow.opposite(key).tuple() && !parts::<FROM>(key, flow, 0).has_begun(&other) {
+            if parts::<FROM>(key, flow, 0).is_left(&other) {
                 return false;
             }
             opposite = other.acknowledged;
@@ -250,9 +250,6 @@ impl Acknowledged {
 /// NAT.
 #[inline(never)]
 pub(in super::super) fn split_entry<T: Tables, const FROM: usize>(tables: &T, key: &FlowKey) {
-    if let Some(mut flow) = tables.flow(key)
-        && flow.has_twice_nat()
-    {
-        split::<T, FROM>(tables, key, &mut flow);
-    }
+    let mut flow = Flow::NONE;
+    split::<T, FROM>(tables, key, &mut flow);
 }

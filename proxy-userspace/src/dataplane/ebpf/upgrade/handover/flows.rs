@@ -84,9 +84,7 @@ impl Flows {
     /// by now.
     fn is_left(&self, key: &FlowKey, flow: &Flow) -> bool {
         let parts = TwiceNat { is_original: true, key, flow, port: key.source.port };
-        let is_of_other =
-            |reply: Flow| reply.tuple() != flow.opposite(key).tuple() && !parts.has_begun(&reply);
-        self.entry(&flow.opposite_key(key)).is_some_and(is_of_other)
+        self.entry(&flow.opposite_key(key)).is_some_and(|reply| parts.is_left(&reply))
     }
 
     fn split_flow(&mut self, key: &FlowKey, flow: &Flow) {
