@@ -15,6 +15,8 @@ mod link;
 #[cfg(target_arch = "bpf")]
 mod maps;
 #[cfg(target_arch = "bpf")]
+mod object;
+#[cfg(target_arch = "bpf")]
 mod socket;
 #[cfg(target_arch = "bpf")]
 mod trace;
@@ -110,16 +112,4 @@ mod programs {
         socket::release::<This>(&Socket::new(ctx.sock));
         1
     }
-
-    #[panic_handler]
-    fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-        // Nothing panics here. The verifier rejects a program that can loop forever.
-        loop {}
-    }
-
-    /// The kernel offers its helpers only to programs with a compatible license. The source is
-    /// Apache-2.0.
-    #[unsafe(link_section = "license")]
-    #[unsafe(no_mangle)]
-    static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 }

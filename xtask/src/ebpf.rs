@@ -21,6 +21,8 @@ use crate::workspace;
 
 /// The name of the object in the output folder, and of proxy-ebpf's binary.
 pub const OBJECT: &str = "shunt-ebpf";
+/// The same for the programs of the benchmark.
+pub const FLOOR: &str = "shunt-floor";
 const TARGET: &str = "bpfel-unknown-none";
 const LIMIT: Duration = Duration::from_mins(20);
 
@@ -37,8 +39,8 @@ pub struct Built {
     pub programs: Vec<limits::Program>,
 }
 
-/// Compiles the eBPF programs and writes the object to `out_dir/shunt-ebpf`.
-pub fn build_ebpf(out_dir: &Path) -> Result<Built> {
+/// Compiles the eBPF programs of a binary and writes the object to `out_dir/BINARY`.
+pub fn build_ebpf(out_dir: &Path, binary: &str) -> Result<Built> {
     let toolchain = toolchain::find()?;
     let target = workspace::bpf_target();
     fs::create_dir_all(&target).with_context(|| format!("cannot make {}", target.display()))?;
@@ -47,9 +49,9 @@ pub fn build_ebpf(out_dir: &Path) -> Result<Built> {
     let lock = File::create(target.join("copy.lock")).context("cannot create copy.lock")?;
     lock.lock().context("cannot lock copy.lock")?;
     let mut warnings = Warnings::default();
-    cargo_build(&toolchain, &target).check(&mut |line| warnings.take(line))?;
-    let made = target.join(TARGET).join("release").join(OBJECT);
-    let object = out_dir.join(OBJECT);
+    cargo_build(&toolchain, &target, binary).check(&mut |line| warnings.take(line))?;
+    let made = target.join(TARGET).join("release").join(binary);
+    let object = out_dir.join(binary);
     let bytes = fs::read(&made).with_context(|| format!("cannot read {}", made.display()))?;
     let stripped = without_debug_info(&bytes).with_context(|| format!("cannot strip {}", made.display()))?;
     fs::write(&object, stripped).with_context(|| format!("cannot write {}", object.display()))?;
@@ -57,12 +59,40 @@ pub fn build_ebpf(out_dir: &Path) -> Result<Built> {
     Ok(Built { object, toolchain, warnings: warnings.lines, programs })
 }
 
+/// Compiles the eBPF programs of a binary in a build script, into `OUT_DIR/BINARY`. `sources` are
+/// those besides what all binaries have, from the workspace's root.
+pub fn build_script(binary: &str, sources: &[&str]) -> Result<()> {
+    let root = workspace::root();
+    for source in SOURCES.iter().chain(sources) {
+        println!("cargo::rerun-if-changed={}", root.join(source).display());
+    }
+    let out_dir = PathBuf::from(std::env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?);
+    let built = build_ebpf(&out_dir, binary)?;
+    for tool in [&built.toolchain.compiler.rustc, &built.toolchain.linker.path] {
+        println!("cargo::rerun-if-changed={}", tool.display());
+    }
+    for warning in built.warnings {
+        println!("cargo::warning=proxy-ebpf: {warning}");
+    }
+    Ok(())
+}
+
+/// Sources of all binaries besides those cargo watches by itself.
+const SOURCES: [&str; 6] = [
+    "Cargo.lock",
+    "Cargo.toml",
+    "proxy-common/Cargo.toml",
+    "proxy-common/src",
+    "proxy-ebpf/Cargo.toml",
+    "proxy-ebpf/aya-build",
+];
+
 /// Returns the cargo command. `RUSTC_BOOTSTRAP` allows `build-std` and aya's nightly features with
 /// a stable compiler.
-fn cargo_build(toolchain: &Toolchain, target_dir: &Path) -> Run {
+fn cargo_build(toolchain: &Toolchain, target_dir: &Path, binary: &str) -> Run {
     let compiler = &toolchain.compiler;
     inner_cargo::command(&compiler.cargo(), &compiler.rustc, &rustflags(toolchain, target_dir))
-        .args(["build", "--locked", "--package", "proxy-ebpf", "--bin", OBJECT, "--release"])
+        .args(["build", "--locked", "--package", "proxy-ebpf", "--bin", binary, "--release"])
         .args(["--target", TARGET, "-Z", "build-std=core"])
         .args(UNOPTIMISED_LIBRARY.into_iter().flat_map(|setting| ["--config", setting]))
         .arg("--target-dir")

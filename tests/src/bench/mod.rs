@@ -8,6 +8,7 @@
 mod changes;
 mod cluster;
 mod floods;
+mod floor;
 mod foreign;
 mod kernel_maps;
 mod load;
@@ -22,6 +23,7 @@ mod report;
 mod restart;
 mod rollout;
 mod targets;
+mod way;
 
 use std::path::PathBuf;
 
@@ -29,11 +31,11 @@ use anyhow::{Context as _, Result};
 
 use self::protocol::BenchResponse;
 pub use self::{
-    outside::Way,
     paths::Path,
     protocol::{BenchRequest, Workload},
     report::Report,
     targets::sizes,
+    way::Way,
 };
 use crate::{
     runner::{Cluster, IptablesVariant, Manifests, Proxy},

@@ -5,18 +5,19 @@
 //! ([`Length::OtherNode`]). All ways are measured in one world, one after the other. A round of the
 //! clean connection and one of the measured way follow each other.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 
 use anyhow::{Result, bail};
 use serde::Serialize;
 use serde_json::{Value, json};
-use serde_yaml_ng::Mapping;
 
 use super::{
     Effort, cluster,
+    floor::{Connection, Floor},
     paths::{self, NODE},
     protocol::{BenchResponse, Workload},
     ratio::Ratio,
+    way::Way,
 };
 use crate::{
     runner::{Manifests, Proxy},
@@ -34,6 +35,8 @@ const ON_OTHER_NODE: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 11);
 /// node2.
 const BEHIND_ROUTER: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 12);
 const BEHIND_NODES: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 13);
+/// The address from which the client connects to the node.
+const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 168, 57, 50);
 /// The client's addresses for these: answers take the way of the questions.
 const CLIENT_OF_ROUTER: Ipv4Addr = Ipv4Addr::new(192, 168, 57, 51);
 const CLIENT_OF_NODES: Ipv4Addr = Ipv4Addr::new(192, 168, 57, 52);
@@ -44,45 +47,6 @@ const FIRST_ENDPOINT_PORT: u16 = 9_000;
 const FIRST_NODE_PORT: u16 = 30_000;
 /// The distance between the node ports of two Services.
 const NODE_PORTS: u16 = 10;
-
-/// A way from the client through the node to an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Way {
-    /// No Service, no proxy, no rules: what the ratios of the other ways would be if they cost
-    /// nothing.
-    Routed,
-    /// Two rules of the kernel translate and masquerade.
-    KernelNat,
-    /// The proxy in mode nftables.
-    Nftables,
-    /// The proxy in mode ebpf with its default settings. On this node, packets of learned flows
-    /// take the direct path.
-    Default,
-    /// The proxy in mode ebpf, with programs on links, and netfilter masquerades.
-    Programs,
-    /// The same, but the programs masquerade.
-    Masquerading,
-    /// The same, and packets of learned flows take the direct path.
-    Direct,
-    /// The same, and whole flows take the direct path.
-    Whole,
-    /// As [`Way::Direct`], with XDP in the kernel. Only for packets of the kernel: those of
-    /// processes have no complete checksums here.
-    XdpGeneric,
-    /// The same, in the driver.
-    XdpNative,
-    /// No proxy: XDP sends frames back as they are. No XDP program can be faster here. Only for
-    /// packets of the kernel.
-    XdpBare,
-    /// The proxy in mode ebpf on both nodes, with direct server return. Only for an endpoint on
-    /// another node.
-    Dsr,
-    /// The same, and whole flows take the direct path.
-    DsrWhole,
-    /// As [`Way::Dsr`], and answers go back through the tunnel.
-    DsrReturn,
-}
 
 /// Where the endpoint is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -100,84 +64,6 @@ pub(super) struct OutsideResult {
     pub(super) workload: Workload,
     /// Operations a second, relative to the clean connection.
     pub(super) ratio: Option<Ratio>,
-}
-
-impl Way {
-    /// All ways. Conntrack translates connections in the last three. Afterwards the kernel tracks
-    /// connections for a while.
-    pub const ALL: [Self; 14] = [
-        Self::Routed,
-        Self::Default,
-        Self::Masquerading,
-        Self::Direct,
-        Self::Whole,
-        Self::XdpGeneric,
-        Self::XdpNative,
-        Self::XdpBare,
-        Self::Dsr,
-        Self::DsrWhole,
-        Self::DsrReturn,
-        Self::KernelNat,
-        Self::Nftables,
-        Self::Programs,
-    ];
-
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Routed => "routed by the node",
-            Self::KernelNat => "two NAT rules",
-            Self::Nftables => "mode nftables",
-            Self::Default => "mode ebpf, default",
-            Self::Programs => "mode ebpf, programs",
-            Self::Masquerading => "ebpf, masquerading",
-            Self::Direct => "ebpf, direct",
-            Self::Whole => "ebpf, direct, whole",
-            Self::XdpGeneric => "ebpf, generic XDP",
-            Self::XdpNative => "ebpf, native XDP",
-            Self::XdpBare => "XDP, frames sent back",
-            Self::Dsr => "ebpf, DSR",
-            Self::DsrWhole => "ebpf, DSR, whole",
-            Self::DsrReturn => "ebpf, DSR, return",
-        }
-    }
-
-    const fn is_dsr(self) -> bool {
-        matches!(self, Self::Dsr | Self::DsrWhole | Self::DsrReturn)
-    }
-
-    const fn is_xdp(self) -> bool {
-        matches!(self, Self::XdpGeneric | Self::XdpNative | Self::XdpBare)
-    }
-
-    /// Returns mode and configuration of the proxy, unless this way has none.
-    pub(super) fn proxy(self) -> Result<Option<(&'static str, Mapping)>> {
-        let shunt = match self {
-            Self::Routed | Self::KernelNat | Self::XdpBare => return Ok(None),
-            Self::Nftables => return Ok(Some(("nftables", Mapping::new()))),
-            Self::Default => return Ok(Some(("ebpf", Mapping::new()))),
-            Self::Programs => "links: {path: programs}",
-            Self::Masquerading => "links: {path: programs, masquerade: programs}",
-            Self::Direct => "links: {path: direct, masquerade: programs}",
-            Self::Whole => "links: {path: direct, direct: whole, masquerade: programs}",
-            Self::XdpGeneric => "links: {path: direct, masquerade: programs, xdp: generic}",
-            Self::XdpNative => "links: {path: direct, masquerade: programs, xdp: native}",
-            Self::Dsr => "dsr: {enabled: true}",
-            Self::DsrWhole => {
-                "dsr: {enabled: true}, links: {path: direct, direct: whole, masquerade: programs}"
-            }
-            Self::DsrReturn => "dsr: {enabled: true, return: tunnel}",
-        };
-        Ok(Some(("ebpf", serde_yaml_ng::from_str(&format!("{{shunt: {{{shunt}}}}}"))?)))
-    }
-
-    /// Returns where the client connects to.
-    fn target(self, length: Length, workload: Workload) -> SocketAddr {
-        match (self, length) {
-            (Self::Routed, Length::ThisNode) => (ON_THIS_NODE, endpoint_port(workload)).into(),
-            (Self::Routed, Length::OtherNode) => (BEHIND_NODES, endpoint_port(workload)).into(),
-            _ => (NODE, length.node_port(workload)).into(),
-        }
-    }
 }
 
 impl Length {
@@ -209,6 +95,29 @@ impl Length {
             Self::OtherNode => BEHIND_ROUTER,
         };
         (pod, endpoint_port(workload)).into()
+    }
+
+    /// Returns where the client connects to.
+    fn target(self, way: Way, workload: Workload) -> SocketAddr {
+        match (way, self) {
+            (Way::Routed, Self::ThisNode) => (ON_THIS_NODE, endpoint_port(workload)).into(),
+            (Way::Routed, Self::OtherNode) => (BEHIND_NODES, endpoint_port(workload)).into(),
+            _ => (NODE, self.node_port(workload)).into(),
+        }
+    }
+
+    /// Returns the connection of the client, for programs without Services.
+    const fn connection(self, workload: Workload) -> Connection {
+        Connection {
+            client: CLIENT,
+            vip: SocketAddrV4::new(NODE, self.node_port(workload)),
+            endpoint: SocketAddrV4::new(self.endpoint(), endpoint_port(workload)),
+            next: match self {
+                Self::ThisNode => Host::A2,
+                Self::OtherNode => Host::Node2,
+            },
+            is_one_way: false,
+        }
     }
 
     /// Returns a Service with one endpoint, and its EndpointSlice.
@@ -271,7 +180,7 @@ pub(super) fn measure(
 ) -> Result<Vec<OutsideResult>> {
     set_up(world)?;
     let mut results = Vec::new();
-    for &way in ways.iter().filter(|way| !way.is_xdp()) {
+    for &way in ways.iter().filter(|way| !way.is_xdp() && way.is_possible()) {
         let service = way.proxy()?;
         if way == Way::KernelNat {
             world.run(Host::Node1, &format!("nft '{}'", kernel_nat()))?;
@@ -287,6 +196,9 @@ pub(super) fn measure(
         let lengths = Length::ALL.into_iter();
         for length in lengths.filter(|length| !way.is_dsr() || *length == Length::OtherNode) {
             for &workload in workloads {
+                let floor =
+                    way.floor().map(|kind| Floor::translating(world, kind, &length.connection(workload)));
+                let _floor = floor.transpose()?;
                 let ratio = compare(world, way, length, workload, effort)?;
                 results.push(OutsideResult { way, length, workload, ratio });
             }
@@ -358,7 +270,7 @@ fn compare(
     workload: Workload,
     effort: Effort,
 ) -> Result<Option<Ratio>> {
-    let targets = vec![vec![length.clean(workload)], vec![way.target(length, workload)]];
+    let targets = vec![vec![length.clean(workload)], vec![length.target(way, workload)]];
     match paths::load(world, Host::Client, workload, targets, effort, effort.pairs)? {
         BenchResponse::Rates(rates) => Ok(Ratio::of(paths::pairs(&rates, 1))),
         other => bail!("{}, {}, {}: {other:?}", way.name(), length.name(), workload.name()),

@@ -25,10 +25,11 @@ use serde_yaml_ng::Mapping;
 
 use super::{
     Effort, cluster,
-    outside::Way,
+    floor::{Connection, Floor},
     paths::{self, NODE},
     protocol::{BenchRequest, BenchResponse, FrameReceiver, PacketBurst, Workload},
     ratio::{Ratio, quantile},
+    way::Way,
 };
 use crate::{
     deadline::Stopwatch,
@@ -53,6 +54,14 @@ const RANDOM_NODE_PORT: u16 = 30_101;
 const MAGLEV_NODE_PORT: u16 = 30_102;
 /// The link of the nodes.
 const LINK: &str = "eth0";
+/// What programs without Services translate.
+const CONNECTION: Connection = Connection {
+    client: CLIENT,
+    vip: SocketAddrV4::new(NODE, NODE_PORT),
+    endpoint: SocketAddrV4::new(ENDPOINT, PORTS.start),
+    next: Host::Node2,
+    is_one_way: true,
+};
 
 /// Flows of the larger measurement.
 const MANY: u32 = 100_000;
@@ -154,7 +163,7 @@ pub(super) fn measure(
 ) -> Result<(Vec<PacketsResult>, Option<NewFlows>)> {
     set_up(world)?;
     let (mut results, mut new_flows) = (Vec::new(), None);
-    for &way in ways {
+    for &way in ways.iter().filter(|way| way.is_possible()) {
         let service = way.proxy()?;
         if way == Way::KernelNat {
             world.run(Host::Node1, &format!("nft '{}'", kernel_nat()))?;
@@ -163,9 +172,16 @@ pub(super) fn measure(
             proxy.set_mode(mode, &with_large_maps(fields)?)?;
             proxy.start(world)?;
         }
+        let floor = way.floor().map(|kind| Floor::translating(world, kind, &CONNECTION)).transpose()?;
         let sender = Sender::to(world, way)?;
+        if floor.is_some() {
+            // The node would answer the endpoint's datagrams with ICMP errors.
+            world.run_on_bridge(DROP)?;
+        }
         sender.begin_flows(world)?;
-        world.run_on_bridge(DROP)?;
+        if floor.is_none() {
+            world.run_on_bridge(DROP)?;
+        }
         let sink = (sender.receiver != FrameReceiver::Stack)
             .then(|| world.attach_to_port(Host::Node1, Fate::Drop))
             .transpose()?;

@@ -178,7 +178,8 @@ pub(super) fn serve_ports(world: &mut World, pod: Host, ports: Vec<(Workload, u1
 /// Lets the node's conntrack forget closed connections soon. Otherwise the connections of a minute
 /// would fill the kernel's table, and the other figures would be those of a full table.
 pub(super) fn forget_closed_connections(world: &World) -> Result<()> {
-    let sysctl = "modprobe -q nf_conntrack; sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_time_wait=5";
+    let sysctl =
+        "modprobe -q nf_conntrack || true; sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_time_wait=5";
     world.run(Host::Node1, sysctl).map(drop)
 }
 

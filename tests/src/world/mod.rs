@@ -259,6 +259,11 @@ impl World {
         Ok(self.namespace(host)?.path().to_owned())
     }
 
+    /// Runs work in the network namespace of a host.
+    pub fn in_namespace<T: Send>(&self, host: Host, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        self.namespace(host)?.run(work)
+    }
+
     fn namespace(&self, host: Host) -> Result<&Netns> {
         self.namespaces.get(&host).with_context(|| format!("{host} is not in this world"))
     }

@@ -272,7 +272,7 @@ fn dispatch(command: &Command) -> Result<ExitCode> {
         }
         Command::Programs => {
             setup::ensure_build()?;
-            for program in ebpf::build_ebpf(&workspace::bpf_target())?.programs {
+            for program in ebpf::build_ebpf(&workspace::bpf_target(), ebpf::OBJECT)?.programs {
                 println!("{program}");
             }
         }

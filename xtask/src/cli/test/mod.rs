@@ -117,10 +117,12 @@ fn setup_step(extent: Extent, live: &Live) -> Result<Outcome> {
 /// does not see them because it belongs to another compiler.
 fn ebpf_step(live: &Live) -> Outcome {
     let progress = Progress::start(EBPF);
-    let complaint = match ebpf::build_ebpf(&workspace::logs()) {
-        Ok(built) => built.warnings.join("\n"),
-        Err(error) => format!("{error:#}"),
-    };
+    let complaints =
+        [ebpf::OBJECT, ebpf::FLOOR].map(|binary| match ebpf::build_ebpf(&workspace::logs(), binary) {
+            Ok(built) => built.warnings.join("\n"),
+            Err(error) => format!("{error:#}"),
+        });
+    let complaint = complaints.join("\n").trim().to_owned();
     let ok = complaint.is_empty();
     if !ok {
         progress.keep(&complaint);

@@ -1,0 +1,170 @@
+//! The entry points of programs that only the benchmark attaches: they translate one connection by
+//! constants. What shunt's programs do cannot cost less.
+//!
+//! Built for the host, this is an empty program.
+#![cfg_attr(target_arch = "bpf", no_std, no_main)]
+#![cfg_attr(
+    target_arch = "bpf",
+    expect(unsafe_code, reason = "entry points and the license need fixed symbol names and sections")
+)]
+
+#[cfg(target_arch = "bpf")]
+#[expect(dead_code, unused_imports, reason = "the module is that of shunt's programs, which use more of it")]
+mod ctx;
+#[cfg(target_arch = "bpf")]
+mod object;
+#[cfg(target_arch = "bpf")]
+#[path = "maps/translations.rs"]
+mod translations;
+
+#[cfg(not(target_arch = "bpf"))]
+fn main() {}
+
+#[cfg(target_arch = "bpf")]
+mod programs {
+    use aya_ebpf::{Global, macros::classifier, programs::TcContext};
+    use proxy_common::{
+        checksum::{Difference, fold_words},
+        packet::{ChecksumCoverage, Frame as _, IpVersion},
+    };
+
+    use crate::{
+        ctx::{Ethernet, NEXT, REDIRECT, Skb},
+        translations::{self, Key, Translation},
+    };
+
+    /// What the program does: see `Rule` of the benchmark. Addresses and ports are in the order of
+    /// the packet. A rule for port 0 is none.
+    #[unsafe(no_mangle)]
+    static RULES: Global<[[u32; 12]; 2]> = Global::new([[0; 12]; 2]);
+
+    const TCP: u8 = 6;
+    const UDP: u8 = 17;
+    /// The offsets of the IPv4 header, of its fields from the hop limit on, and of the ports.
+    const HEADER: u32 = 14;
+    const HOPS: u32 = HEADER + 8;
+    const PAYLOAD: u32 = HEADER + 20;
+
+    /// Translates packets of IPv4 that the rule names.
+    #[classifier]
+    pub fn floor_translate(ctx: TcContext) -> i32 {
+        translate(&Skb::new(ctx)).unwrap_or(NEXT)
+    }
+
+    #[inline(always)]
+    fn translate(skb: &Skb<Ethernet>) -> Option<i32> {
+        let [ethertype, version]: [u16; 2] = halves(skb.load(HEADER - 2)?);
+        if ethertype != 0x0800_u16.to_be() || version.to_ne_bytes()[0] != 0x45 {
+            return None;
+        }
+        let fields: [u8; 16] = skb.load(HOPS)?;
+        let [hops, proto, a, b, ..] = fields;
+        if proto != TCP && proto != UDP || hops < 2 {
+            return None;
+        }
+        let word =
+            |at: usize| u32::from_ne_bytes([fields[at], fields[at + 1], fields[at + 2], fields[at + 3]]);
+        let half = |at: usize| u16::from_ne_bytes([fields[at], fields[at + 1]]);
+        let key = Key { addresses: [word(4), word(8)], ports: [half(12), half(14)], proto: proto.into() };
+        let [first, second] = RULES.load();
+        let rule = if is_of(&first, &key) {
+            first
+        } else if is_of(&second, &key) {
+            second
+        } else {
+            return None;
+        };
+        let translation = if rule[11] == 0 { translation_of(&rule, &key) } else { remembered(&rule, &key) };
+        rewrite(skb, &key, &translation, [hops, proto, a, b])?;
+        if translation.link == 0 {
+            return None;
+        }
+        skb.redirect(translation.link);
+        Some(REDIRECT)
+    }
+
+    /// Returns true if a packet comes from the end that a rule names, or goes to it.
+    #[inline(always)]
+    fn is_of(rule: &[u32; 12], key: &Key) -> bool {
+        let [by_source, address, port, ..] = *rule;
+        let [at_address, at_port] = if by_source == 0 {
+            [key.addresses[1], key.ports[1].into()]
+        } else {
+            [key.addresses[0], key.ports[0].into()]
+        };
+        at_address == address && at_port == port
+    }
+
+    /// Returns the translation of the table, and writes it if the packet is the first of its flow.
+    #[inline(always)]
+    fn remembered(rule: &[u32; 12], key: &Key) -> Translation {
+        if let Some(translation) = translations::find(key) {
+            return translation;
+        }
+        let translation = translation_of(rule, key);
+        translations::insert(key, &translation);
+        translation
+    }
+
+    #[inline(always)]
+    fn translation_of(rule: &[u32; 12], key: &Key) -> Translation {
+        let [_, _, _, source, source_port, destination, destination_port, a, b, c, link, _] = *rule;
+        let or = |new: u32, old: u32| if new == 0 { old } else { new };
+        #[expect(clippy::cast_possible_truncation, reason = "a port")]
+        let port_or = |new: u32, old: u16| if new == 0 { old } else { new as u16 };
+        Translation {
+            addresses: [or(source, key.addresses[0]), or(destination, key.addresses[1])],
+            ports: [port_or(source_port, key.ports[0]), port_or(destination_port, key.ports[1])],
+            hardware: [a, b, c],
+            link,
+            unused: [0; 9],
+        }
+    }
+
+    /// Writes Ethernet addresses if the packet is redirected, hop limit, addresses and ports.
+    #[inline(always)]
+    fn rewrite(skb: &Skb<Ethernet>, key: &Key, to: &Translation, [hops, proto, a, b]: [u8; 4]) -> Option<()> {
+        let addresses = difference(key.addresses, to.addresses);
+        let ports = difference(key.ports.map(u32::from), to.ports.map(u32::from));
+        let (mut left, mut header) = (hops, addresses);
+        if to.link != 0 {
+            left -= 1;
+            header = header.and(Difference::of_bytes([hops, proto], [left, proto]));
+            let [x, y, z] = to.hardware.map(u128::from);
+            let [bytes @ .., _, _, _, _] = (x | y << 32 | z << 64).to_le_bytes();
+            skb.store::<12>(0, &bytes)?;
+        }
+        let [a, b] = header.apply([a, b]);
+        let [source, destination] = to.addresses.map(u128::from);
+        let [from, at] = to.ports.map(u128::from);
+        let bytes = u128::from(u32::from_ne_bytes([left, proto, a, b]))
+            | source << 32
+            | destination << 64
+            | from << 96
+            | at << 112;
+        skb.store::<16>(HOPS, &bytes.to_le_bytes())?;
+        let is_optional = proto == UDP;
+        let offset = PAYLOAD + if is_optional { 6 } else { 16 };
+        skb.fix_checksum(
+            offset,
+            addresses,
+            ChecksumCoverage { pseudo_header: Some(IpVersion::V4), is_optional },
+        )?;
+        if !ports.is_zero() {
+            skb.fix_checksum(offset, ports, ChecksumCoverage { pseudo_header: None, is_optional })?;
+        }
+        Some(())
+    }
+
+    #[inline(always)]
+    fn difference([a, b]: [u32; 2], [c, d]: [u32; 2]) -> Difference {
+        let old = i64::from(a) + i64::from(b);
+        let new = i64::from(c) + i64::from(d);
+        Difference::from_wsum(fold_words(new - old))
+    }
+
+    #[inline(always)]
+    fn halves([a, b, c, d]: [u8; 4]) -> [u16; 2] {
+        [u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])]
+    }
+}
