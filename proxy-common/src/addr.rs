@@ -10,10 +10,19 @@ const V4_MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
 /// With one form, both IP families share maps and code, and an IPv4-mapped address of an IPv6
 /// socket is the IPv4 address. The alignment of 4 makes programs copy words.
 #[repr(C, align(4))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Eq, Hash)]
+#[expect(clippy::derived_hash_with_manual_eq, reason = "both are of all octets")]
 pub struct Addr {
     /// The octets in network byte order.
     pub octets: [u8; 16],
+}
+
+/// The derived function would make programs load octets one by one.
+impl PartialEq for Addr {
+    #[inline(always)]
+    fn eq(&self, other: &Self) -> bool {
+        self.different_bits(other) == 0
+    }
 }
 
 /// The order of the octets. One wide comparison is several times faster than the derived function,
@@ -70,6 +79,13 @@ impl Addr {
         let wide = u128::from_ne_bytes(self.octets);
         let words = [wide as u32, (wide >> 32) as u32, (wide >> 64) as u32, (wide >> 96) as u32];
         if cfg!(target_endian = "big") { [words[3], words[2], words[1], words[0]] } else { words }
+    }
+
+    /// Returns 0 for the same address, and otherwise some of the bits that differ.
+    #[inline(always)]
+    pub(crate) const fn different_bits(&self, other: &Self) -> u32 {
+        let (one, other) = (self.words(), other.words());
+        one[0] ^ other[0] | one[1] ^ other[1] | one[2] ^ other[2] | one[3] ^ other[3]
     }
 
     /// Returns true for an IPv4 address.
@@ -168,10 +184,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn order_is_that_of_the_octets(octets: [u8; 16], at in 0..16_usize, other: u8) {
+        fn order_and_equality_are_those_of_the_octets(octets: [u8; 16], at in 0..16_usize, other: u8) {
             let mut changed = octets;
             changed[at] = other;
             prop_assert_eq!(Addr { octets }.cmp(&Addr { octets: changed }), octets.cmp(&changed));
+            prop_assert_eq!(Addr { octets } == Addr { octets: changed }, octets == changed);
         }
     }
 

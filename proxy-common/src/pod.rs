@@ -6,8 +6,9 @@ use crate::{
     layout::{
         AffinityKey, AffinityValue, CapturedPacket, Connection, DirectFlow, DirectKey, DirectWatch, DsrKey,
         Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress,
-        MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts,
-        ServiceKey, ServiceValue, SocketPeer, SourceRange, TraceEvent, UdpSocket, VlanKey, XdpLinkValue,
+        KnownRoute, MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors,
+        ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, TraceEvent, UdpSocket, VlanKey,
+        XdpLinkValue,
     },
 };
 
@@ -40,6 +41,7 @@ pod!(
     FlowKey,
     FragmentKey,
     FragmentValue,
+    KnownRoute,
     MaglevKey,
     MaglevPage,
     MemberKey,

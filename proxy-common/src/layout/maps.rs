@@ -3,8 +3,8 @@
 
 use super::{
     AffinityKey, AffinityValue, Connection, DirectFlow, DirectKey, DirectWatch, DsrKey, Endpoint,
-    EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, MaglevKey,
-    MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
+    EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, KnownRoute,
+    MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
     ServiceValue, SocketPeer, SourceRange, UdpSocket, VlanKey, XdpLinkValue,
 };
 use crate::{Addr, prefilter::PrefilterTable};
@@ -73,6 +73,8 @@ macro_rules! for_each_map {
                 size direct_flows = 32768 "directFlows"; // Directions of flows on the direct path.
             DIRECT_REQUESTS "direct_requests" RingBuf<u32, DirectKey> Cache
                 fixed 65536; // Room for a thousand requests to approve connections.
+            ROUTES "routes" PerCpuArray<u32, KnownRoute> Cache
+                fixed $crate::layout::KnownRoute::PLACES; // Of whole flows.
             FRAGMENTS "fragments" LruHashMap<FragmentKey, FragmentValue> State
                 size fragments = 8192 "fragments"; // Fragmented datagrams on links.
             COUNTERS "counters" PerCpuArray<u32, u64> State fixed $crate::layout::Counter::COUNT;

@@ -295,6 +295,31 @@ pub enum DirectState {
 }
 
 map_type! {
+    /// Value of `routes`: where the kernel forwards the packets of one direction of a whole flow, as
+    /// it said when it was last asked.
+    KnownRoute, 72 {
+        /// The source of the packets after translation of the destination.
+        source: Endpoint,
+        /// Their destination after translation.
+        destination: Endpoint,
+        /// The Ethernet addresses of packets that leave: destination and source.
+        hardware: [u8; 12],
+        /// The index of the link on which packets come in.
+        in_link: u32,
+        /// The index of the link on which packets leave.
+        out_link: u32,
+        /// The bytes of the longest packet, or segment of one, for which the kernel was asked.
+        longest: u16,
+        /// The IP protocol number.
+        proto: u8,
+        /// The traffic class of packets, with ECN.
+        traffic_class: u8,
+        /// The time of the monotonic clock, in nanoseconds, at which the kernel is asked again.
+        until_ns: u64,
+    }
+}
+
+map_type! {
     /// Key of `fragments`: the fragments of one datagram before translation.
     FragmentKey, 40 {
         /// The source.

@@ -69,7 +69,8 @@ pub trait Frame {
     fn insert(&self, bytes: u32) -> Option<()>;
     /// Makes the packet leave on another link with the Ethernet addresses that the kernel has for
     /// the route, if the program returns [`Outcome::Redirect`](crate::link::Outcome). The kernel
-    /// asks for the address of the next hop if it does not know it.
+    /// asks for the address of the next hop if it does not know it. A frame without an Ethernet
+    /// header gets one, so offsets from before are invalid.
     fn redirect_to(&self, route: &Route);
 }
 
@@ -97,11 +98,15 @@ pub struct Route {
     pub link: u32,
     /// The address of the router, or of the destination.
     pub next_hop: Addr,
+    /// The Ethernet addresses of packets: destination and source. The destination is zero if the
+    /// kernel does not know the next hop. Kernels before 6.3 tell the former address of a next hop
+    /// that does not answer any more (1fe4850b34ab).
+    pub hardware: [u8; 12],
 }
 
 impl Route {
     /// No route.
-    pub const NONE: Self = Self { link: 0, next_hop: Addr::UNSPECIFIED_V6 };
+    pub const NONE: Self = Self { link: 0, next_hop: Addr::UNSPECIFIED_V6, hardware: [0; 12] };
 }
 
 /// How a checksum covers the changed bytes.

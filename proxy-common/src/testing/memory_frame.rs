@@ -24,6 +24,8 @@ pub struct MemoryFrame<const TUNNELED: bool> {
     segment_size: u32,
     priority: Cell<u32>,
     redirected_to: Cell<u32>,
+    /// The kernel writes the Ethernet header as the frame leaves.
+    is_headed_by_kernel: Cell<bool>,
     tunneled_to: Cell<Option<Addr>>,
     tunnel_source: Option<Addr>,
     route: Option<Route>,
@@ -45,6 +47,7 @@ impl<const TUNNELED: bool> MemoryFrame<TUNNELED> {
             segment_size: input.segments.map_or(0, |(size, _)| size),
             priority: Cell::new(0),
             redirected_to: Cell::new(0),
+            is_headed_by_kernel: Cell::new(false),
             tunneled_to: Cell::new(None),
             tunnel_source: input.tunnel_source,
             route: input.route,
@@ -62,6 +65,11 @@ impl<const TUNNELED: bool> MemoryFrame<TUNNELED> {
     /// Returns the index of the link to which the frame was redirected, or 0.
     pub fn redirected_to(&self) -> u32 {
         self.redirected_to.get()
+    }
+
+    /// Returns true if the kernel writes the Ethernet header as the frame leaves.
+    pub fn is_headed_by_kernel(&self) -> bool {
+        self.is_headed_by_kernel.get()
     }
 
     /// Returns the node to which the frame goes through the tunnel.
@@ -108,15 +116,24 @@ const fn is_checksum_offset(offset: u32) -> bool {
     offset <= 0xffff && offset.is_multiple_of(2)
 }
 
+impl<const TUNNELED: bool> MemoryFrame<TUNNELED> {
+    /// A frame from the tunnel has no Ethernet header before, so offsets change.
+    fn assert_that_offsets_are_valid(&self) {
+        assert!(!TUNNELED || !self.is_headed_by_kernel.get(), "the frame has got an Ethernet header");
+    }
+}
+
 impl<const TUNNELED: bool> Frame for MemoryFrame<TUNNELED> {
     const IS_ETHERNET: bool = true;
     const IS_TUNNELED: bool = TUNNELED;
 
     fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
+        self.assert_that_offsets_are_valid();
         self.octets.borrow().get(offset as usize..)?.first_chunk().copied()
     }
 
     fn store<const N: usize>(&self, offset: u32, bytes: &[u8; N]) -> Option<()> {
+        self.assert_that_offsets_are_valid();
         let mut all = self.octets.borrow_mut();
         *all.get_mut(offset as usize..)?.first_chunk_mut()? = *bytes;
         Some(())
@@ -234,5 +251,6 @@ impl<const TUNNELED: bool> Frame for MemoryFrame<TUNNELED> {
 
     fn redirect_to(&self, route: &Route) {
         self.redirected_to.set(route.link);
+        self.is_headed_by_kernel.set(true);
     }
 }

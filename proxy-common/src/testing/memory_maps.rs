@@ -2,6 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    collections::BTreeMap,
     vec::Vec,
 };
 
@@ -11,12 +12,12 @@ use crate::{
     flow::PortUse,
     layout::{
         AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectWatch, DsrKey, Endpoint,
-        EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue,
+        EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, KnownRoute, MaglevKey, MemberKey, NodeValue,
         ProgramError, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketScope, XdpLinkValue,
         flow_state,
     },
     link::{self, Outcome, direct::DirectProgress},
-    packet::{Frame as _, TcpFlags},
+    packet::{Frame as _, Route, RoutedPacket, TcpFlags},
     prefilter::PrefilterItem,
     tables::Tables,
 };
@@ -36,6 +37,8 @@ pub struct MemoryMaps {
     pub random_step: u32,
     /// What makes random numbers of this sequence.
     pub random_of: fn(u32) -> u32,
+    /// The routes that a CPU remembers, by their places.
+    pub routes: RefCell<BTreeMap<u32, KnownRoute>>,
     /// What the programs asked userspace.
     pub direct_requests: RefCell<Vec<DirectKey>>,
     /// What another CPU does when the next random number is used. It runs once.
@@ -54,6 +57,7 @@ impl Default for MemoryMaps {
             random: Cell::new(0),
             random_step: 0x9e37_79b9,
             random_of: |number| number,
+            routes: RefCell::default(),
             direct_requests: RefCell::default(),
             on_random: Cell::new(None),
         }
@@ -108,6 +112,7 @@ fn result<const TUNNELED: bool>(
         mark: frame.mark(),
         note: frame.note_left(),
         redirected_to: frame.redirected_to(),
+        is_headed_by_kernel: frame.is_headed_by_kernel(),
         tunneled_to: frame.tunneled_to(),
         bytes: frame.into_bytes(),
         outcome,
@@ -275,6 +280,21 @@ impl Tables for MemoryMaps {
 
     fn direct_watch(&self) -> Option<DirectWatch> {
         Some(self.config.direct_watch)
+    }
+
+    fn known_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &mut Route) -> bool {
+        let routes = self.routes.borrow();
+        let watch = Some(self.config.direct_watch);
+        let usable = |known: &&KnownRoute| known.is_usable(packet, link, self.now_ns.get(), watch);
+        let Some(known) = routes.get(&KnownRoute::place_of(packet)).filter(usable) else { return false };
+        known.give(route);
+        true
+    }
+
+    fn remember_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &Route) {
+        let mut routes = self.routes.borrow_mut();
+        let place = KnownRoute::place_of(packet);
+        routes.entry(place).or_insert(KnownRoute::NONE).set(packet, link, route, self.now_ns.get());
     }
 
     fn xdp_link(&self, link: u32) -> Option<XdpLinkValue> {

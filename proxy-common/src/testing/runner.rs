@@ -102,6 +102,8 @@ pub struct FrameResult {
     /// The interface index of the link to which the frame was redirected. The kernel does not show
     /// it.
     pub redirected_to: u32,
+    /// The kernel writes the Ethernet header as the frame leaves. It does not show that.
+    pub is_headed_by_kernel: bool,
     /// The node to which it goes through the tunnel. The kernel does not show it.
     pub tunneled_to: Option<Addr>,
     /// Whether the frame passes.
@@ -116,6 +118,20 @@ impl fmt::Debug for FrameResult {
 }
 
 impl FrameResult {
+    /// Returns what the kernel shows of a result.
+    pub fn of_kernel(input: &InputFrame, bytes: Vec<u8>, mark: u32, outcome: Outcome) -> Self {
+        Self {
+            input: input.clone(),
+            bytes,
+            mark,
+            note: 0,
+            redirected_to: 0,
+            is_headed_by_kernel: false,
+            tunneled_to: None,
+            outcome,
+        }
+    }
+
     /// Asserts that the frame passes as this packet.
     #[track_caller]
     pub fn becomes(&self, expected: &TestPacket) -> &Self {

@@ -66,7 +66,12 @@ pub fn find_route(skb: *mut __sk_buff, link: u32, packet: &RoutedPacket<'_>, rou
             _ => Addr { octets: mem::transmute::<[u32; 4], [u8; 16]>(parameters.__bindgen_anon_4.ipv6_dst) },
         }
     };
-    *route = Route { link: parameters.ifindex, next_hop };
+    route.link = parameters.ifindex;
+    route.next_hop = next_hop;
+    for at in 0..6 {
+        route.hardware[at] = parameters.dmac[at];
+        route.hardware[6 + at] = parameters.smac[at];
+    }
     true
 }
 

@@ -1,8 +1,12 @@
 //! What links and addresses are.
 
-use proxy_common::{Addr, layout::VlanKey};
+use proxy_common::{
+    Addr,
+    layout::{KnownRoute, VlanKey},
+    packet::{Route, RoutedPacket},
+};
 
-use super::{BRIDGE_PORTS, DSR_NODES, VLANS, copy};
+use super::{BRIDGE_PORTS, DIRECT_WATCH, DSR_NODES, ROUTES, VLANS, copy};
 
 /// Returns what an address is to a node with the tunnel ([`DsrAddress`]), or 0. A function call of
 /// its own: LLVM would leave parts of an `Option` undefined where two calls are combined, and the
@@ -26,4 +30,24 @@ pub fn bridge_of(link: u32) -> Option<[u8; 6]> {
 #[inline(always)]
 pub fn is_vlan(vlan: &VlanKey) -> bool {
     VLANS.get_ptr(vlan).is_some()
+}
+
+#[inline(always)]
+pub(super) fn known_route(packet: &RoutedPacket<'_>, (link, now_ns): (u32, u64), route: &mut Route) -> bool {
+    let Some(known) = ROUTES.get_ptr(KnownRoute::place_of(packet)) else { return false };
+    // SAFETY: the pointer is valid until the program ends. The value is that of this CPU, and no
+    // other link program runs there meanwhile: they run with bottom halves disabled. That is no
+    // lock with PREEMPT_RT from kernel 6.18 on. What was copied is compared afterwards, so that it
+    // is not used if another program changed it before.
+    let known = unsafe { &*known };
+    known.give(route);
+    known.is_usable(packet, link, now_ns, DIRECT_WATCH.get(0).copied())
+}
+
+#[inline(always)]
+pub(super) fn remember_route(packet: &RoutedPacket<'_>, (link, now_ns): (u32, u64), route: &Route) {
+    if let Some(known) = ROUTES.get_ptr_mut(KnownRoute::place_of(packet)) {
+        // SAFETY: as above.
+        unsafe { (*known).set(packet, link, route, now_ns) };
+    }
 }

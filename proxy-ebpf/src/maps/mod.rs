@@ -22,12 +22,12 @@ use proxy_common::{
     layout::{
         AffinityKey, AffinityValue, Connection, Counter, DirectFlow, DirectKey, DirectWatch, DsrAddress,
         DsrKey, Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue,
-        HardwareAddress, MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, Program,
+        HardwareAddress, KnownRoute, MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, Program,
         ProgramError, ProgramErrors, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer,
         SocketScope, SourceRange, UdpSocket, VlanKey, XdpLinkValue, service_slot,
     },
     link::direct::DirectProgress,
-    packet::TcpFlags,
+    packet::{Route, RoutedPacket, TcpFlags},
     prefilter::{PrefilterItem, PrefilterTable},
     tables::Tables,
 };
@@ -338,6 +338,16 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     #[inline(always)]
     fn direct_watch(&self) -> Option<DirectWatch> {
         DIRECT_WATCH.get(0).copied()
+    }
+
+    #[inline(always)]
+    fn known_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &mut Route) -> bool {
+        links::known_route(packet, (link, self.now_ns()), route)
+    }
+
+    #[inline(always)]
+    fn remember_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &Route) {
+        links::remember_route(packet, (link, self.now_ns()), route);
     }
 
     #[inline(always)]

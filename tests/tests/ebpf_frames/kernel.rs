@@ -237,15 +237,7 @@ impl Kernel {
             Ok(code) => panic!("{XDP} returned {code}, which is neither drop, pass, transmit nor redirect"),
             Err(error) => panic!("{XDP} over {input:?}: {error}"),
         };
-        FrameResult {
-            input: input.clone(),
-            bytes,
-            mark: input.mark,
-            note: 0,
-            redirected_to: 0,
-            tunneled_to: None,
-            outcome,
-        }
+        FrameResult::of_kernel(input, bytes, input.mark, outcome)
     }
 }
 
@@ -412,14 +404,6 @@ impl FrameRunner for Kernel {
             }
             return None;
         };
-        Some(FrameResult {
-            input: input.clone(),
-            bytes: frame.bytes,
-            mark: frame.mark,
-            note: 0,
-            redirected_to: 0,
-            tunneled_to: None,
-            outcome,
-        })
+        Some(FrameResult::of_kernel(input, frame.bytes, frame.mark, outcome))
     }
 }

@@ -13,6 +13,7 @@
 
 mod early;
 mod learn;
+mod route;
 pub(super) mod twice;
 mod whole;
 

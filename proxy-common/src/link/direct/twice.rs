@@ -8,7 +8,8 @@
 use super::{
     super::{Notes, Outcome, finish_flow_packet, ip_length, masquerade, original::ClientPacket},
     Hop, rewrite,
-    whole::{find_route, is_whole},
+    route::{find_link, find_way},
+    whole::is_whole,
 };
 use crate::{
     Protocol,
@@ -52,20 +53,24 @@ pub(in super::super) fn begin<F: Frame, T: Tables>(
 }
 
 /// Sets the source of a new flow to the address of the node for the link where its packets leave.
-/// Returns false if they cannot take the direct path. A function call of its own saves stack.
-#[inline(never)]
+/// Returns false if they cannot take the direct path.
+#[inline(always)]
 fn choose_address<F: Frame, T: Tables>(
     frame: &F,
     tables: &T,
     packet: &Packet,
     incoming: &mut ClientPacket,
 ) -> bool {
-    let mut route = Route::NONE;
-    let destination = incoming.flow.destination;
-    if !find_route(frame, tables, packet, [&incoming.key.source, &destination], &mut route) {
-        return false;
-    }
-    let Some(address) = tables.masquerade_address(route.link, &destination.addr) else { return false };
+    let link = find_link(frame, tables, packet, incoming);
+    link != 0 && take_address(tables, link, incoming)
+}
+
+/// Sets the source of a new flow to the address of the node for this link. A function call of its
+/// own saves stack.
+#[inline(never)]
+fn take_address<T: Tables>(tables: &T, link: u32, incoming: &mut ClientPacket) -> bool {
+    let endpoint = &incoming.flow.destination.addr;
+    let Some(address) = tables.masquerade_address(link, endpoint) else { return false };
     incoming.flow.source = Endpoint::new(address, incoming.key.source.port);
     true
 }
@@ -98,11 +103,9 @@ fn redirect<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, key: &F
     let mut route = Route::NONE;
     // The kernel routes packets before it masquerades them.
     let ends = [&key.source, &flow.destination];
-    if !F::IS_ETHERNET || !is_whole(tables) || !find_route(frame, tables, packet, ends, &mut route) {
-        return false;
-    }
-    frame.redirect_to(&route);
-    true
+    F::IS_ETHERNET
+        && is_whole(tables)
+        && find_way(frame, tables, packet, ends, &mut route).leave(frame, &route)
 }
 
 /// Rewrites addresses, ports and hop limit, and counts the packet.

@@ -1,11 +1,15 @@
 //! Whole flows on the direct path, from the first packet on: the programs ask the kernel for the
 //! route, and netfilter sees no packet.
 
-use super::{Outcome, count_drop, difference_of_hops, is_plain, longest, may_be_endpoint, store_hops_v6};
+use super::{
+    Outcome, count_drop, difference_of_hops, may_be_endpoint,
+    route::{Way, find_way},
+    store_hops_v6,
+};
 use crate::{
     Protocol,
-    layout::{Counter, Direction, Endpoint, FlowKey, ProgramError, flow_state},
-    packet::{Frame, IpVersion, Packet, Route, RoutedPacket, Tuple},
+    layout::{Counter, Direction, FlowKey, ProgramError, flow_state},
+    packet::{Frame, IpVersion, Packet, Route, Tuple},
     tables::Tables,
 };
 
@@ -43,10 +47,12 @@ pub(in super::super) fn is_reply<T: Tables>(
 #[inline(never)]
 pub(in super::super) fn send_on<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut Packet) -> Outcome {
     let mut route = Route::NONE;
-    if !route_of(frame, tables, packet, &mut route) {
-        return Outcome::Proceed;
+    let way = way_of(frame, tables, packet, &mut route);
+    if way == Way::Stack {
+        Outcome::Proceed
+    } else {
+        leave(frame, tables, packet, packet.hops, (way, &route))
     }
-    leave_by(frame, tables, packet, packet.hops, &route)
 }
 
 /// Sends a packet with so many hops left out by a route.
@@ -58,54 +64,35 @@ pub(in super::super) fn leave_by(
     hops: u8,
     route: &Route,
 ) -> Outcome {
-    if count_hop(frame, packet, hops).is_none() {
-        tables.count_error(ProgramError::NotRewritten);
-        return count_drop(tables, Counter::NotRewritten);
-    }
-    frame.redirect_to(route);
-    Outcome::Redirect
+    leave(frame, tables, packet, hops, (Way::Asked, route))
 }
 
-/// Finds the route of a packet that is translated already.
+/// Counts the hop of a packet with so many hops left, and sends it out. In this order: a packet of
+/// a link without Ethernet headers gets one as it leaves, and all offsets change.
 #[inline(always)]
-fn route_of<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut Packet, route: &mut Route) -> bool {
-    if packet.read(frame).is_none() {
-        return false;
-    }
-    let Some(ports) = packet.ports() else { return false };
-    let Tuple { source, destination } = packet.tuple(ports);
-    find_route(frame, tables, packet, [&source, &destination], route)
-}
-
-/// Finds the route of a packet that the programs may forward, with this source and destination.
-/// Returns false if there is none. A function call of its own saves stack.
-#[inline(never)]
-pub(super) fn find_route<F: Frame, T: Tables>(
-    frame: &F,
-    tables: &T,
+fn leave(
+    frame: &impl Frame,
+    tables: &impl Tables,
     packet: &Packet,
-    [source, destination]: [&Endpoint; 2],
-    route: &mut Route,
-) -> bool {
-    let Packet { version, proto, traffic_class, hops, .. } = *packet;
-    if hops <= 1
-        || !is_plain(frame, packet)
-        || !tables.is_direct_link(frame.link())
-        || !has_own_mark(frame, tables)
-    {
-        return false;
+    hops: u8,
+    (way, route): (Way, &Route),
+) -> Outcome {
+    if count_hop(frame, packet, hops).is_some() && way.leave(frame, route) {
+        return Outcome::Redirect;
     }
-    let Some(length) = longest(frame, packet, proto == Protocol::Tcp.number()) else { return false };
-    let Ok(length) = length.try_into() else { return false };
-    let routed = RoutedPacket { version, proto, traffic_class, length, source, destination };
-    frame.find_route(&routed, route) && tables.is_direct_link(route.link)
+    tables.count_error(ProgramError::NotRewritten);
+    count_drop(tables, Counter::NotRewritten)
 }
 
-/// Returns false if the mark has bits that rules of others may look at.
+/// Finds the way of a packet that is translated already.
 #[inline(always)]
-fn has_own_mark(frame: &impl Frame, tables: &impl Tables) -> bool {
-    let mark = frame.mark();
-    mark == 0 || tables.node().is_some_and(|node| mark & !node.masquerade_mark == 0)
+fn way_of<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut Packet, route: &mut Route) -> Way {
+    if packet.read(frame).is_none() {
+        return Way::Stack;
+    }
+    let Some(ports) = packet.ports() else { return Way::Stack };
+    let Tuple { source, destination } = packet.tuple(ports);
+    find_way(frame, tables, packet, [&source, &destination], route)
 }
 
 /// Writes the hop limit of a packet that is forwarded.

@@ -96,13 +96,13 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
         entries::leave(tables, incoming);
         return Classification::Proceed;
     }
-    let source = incoming.key.source.addr;
-    let in_ranges = || tables.in_source_ranges(service.service, source);
+    let in_ranges = || tables.in_source_ranges(service.service, incoming.key.source.addr);
     let verdict = verdict::for_packet(&service, is_local, in_ranges);
     if let Verdict::Translate(slots) = verdict
         && can_reuse_entries(incoming, &service, slots)
     {
-        let masquerade = masquerade_state(&service, is_local, source, incoming.flow.destination);
+        let masquerade =
+            masquerade_state(&service, is_local, &incoming.key.source.addr, &incoming.flow.destination.addr);
         incoming.flow.state = masquerade
             | flow_state::of_list(slots.list)
             | direct::state(tables)
@@ -165,8 +165,7 @@ fn begin<F: Frame>(
     slots: Slots,
     is_local: bool,
 ) -> bool {
-    let source = incoming.key.source.addr;
-    let client = || AffinityKey::of_packets(source, service.service);
+    let client = || AffinityKey::of_packets(incoming.key.source.addr, service.service);
     let slot = || maglev::slot(tables, service, slots, &incoming.key.source);
     let Some(endpoint) = service::choose_endpoint(tables, service, slots, client, slot) else { return false };
     incoming.flow = Flow {
@@ -174,7 +173,7 @@ fn begin<F: Frame>(
         destination: endpoint,
         service: service.service,
         generation: service.generation,
-        state: masquerade_state(service, is_local, source, endpoint)
+        state: masquerade_state(service, is_local, &incoming.key.source.addr, &endpoint.addr)
             | flow_state::of_list(slots.list)
             | direct::state(tables)
             | dsr::state::<F>(tables, service, is_local)
@@ -308,9 +307,10 @@ fn refuse(frame: &impl Frame, tables: &impl Tables, service: u32, reason: Counte
     Classification::Rejected(reason)
 }
 
-/// Returns true if local detection (`detectLocalMode`) takes the client for local.
-#[inline(always)]
-fn is_local(frame: &impl Frame, tables: &impl Tables, key: &FlowKey) -> bool {
+/// Returns true if local detection (`detectLocalMode`) takes the client for local. A function call
+/// of its own saves stack.
+#[inline(never)]
+fn is_local<F: Frame, T: Tables>(frame: &F, tables: &T, key: &FlowKey) -> bool {
     const SOURCE: u32 = LocalDetection::Source as u32;
     const LINK: u32 = LocalDetection::Link as u32;
     match tables.node().map(|node| node.local_detection) {
@@ -323,7 +323,7 @@ fn is_local(frame: &impl Frame, tables: &impl Tables, key: &FlowKey) -> bool {
 /// Returns [`flow_state::MASQUERADE`] if the Service requires masquerading, or for a hairpin
 /// connection, whose endpoint would otherwise reply to itself and bypass this node.
 #[inline(always)]
-fn masquerade_state(service: &ServiceValue, is_local: bool, source: Addr, endpoint: Endpoint) -> u32 {
+fn masquerade_state(service: &ServiceValue, is_local: bool, source: &Addr, endpoint: &Addr) -> u32 {
     let flag = if is_local { flags::MASQUERADE_INSIDE } else { flags::MASQUERADE_OUTSIDE };
-    if service.flags & flag != 0 || endpoint.addr == source { flow_state::MASQUERADE } else { 0 }
+    if service.flags & flag != 0 || endpoint == source { flow_state::MASQUERADE } else { 0 }
 }

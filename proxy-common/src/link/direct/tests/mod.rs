@@ -1,5 +1,6 @@
 //! What is learned from packets that went through the stack, and what takes the direct path then.
 
+mod route;
 mod twice_nat;
 mod whole;
 
@@ -45,6 +46,8 @@ struct Node {
     drops: bool,
     /// The kernel tells routes.
     has_routes: bool,
+    /// The Ethernet addresses of routes, or zeros if the kernel does not know them.
+    hardware: [u8; 12],
 }
 
 impl Node {
@@ -74,7 +77,7 @@ impl Node {
             node.put_service(&service.with_flags(flags::MASQUERADE_OUTSIDE));
         }
         let source = if is_masqueraded { SocketAddr::new(AT.node, 2_000) } else { client };
-        Self { maps, protocol, vip, endpoint, source, drops: false, has_routes: false }
+        Self { maps, protocol, vip, endpoint, source, drops: false, has_routes: false, hardware: [0; 12] }
     }
 
     /// Returns a node that has learned both directions.
@@ -136,14 +139,14 @@ impl Node {
         let is_reply = packet.from == self.endpoint;
         let (link, out) = if is_reply { (POD, OUTSIDE) } else { (OUTSIDE, POD) };
         let segments = frame.segments;
-        let route = self.has_routes.then_some(Route { link: out, next_hop: packet.to.ip().into() });
+        let (next_hop, hardware) = (packet.to.ip().into(), self.hardware);
+        let route = self.has_routes.then_some(Route { link: out, next_hop, hardware });
         let came_in = self.run(Hook::Ingress, InputFrame { link, route, ..frame });
         let (way, mut bytes, ingress_link) = match came_in.outcome {
             Outcome::Redirect => {
                 assert_eq!(came_in.redirected_to, out);
                 let mut bytes = came_in.bytes;
-                if self.has_routes {
-                    // The kernel writes it on the way.
+                if came_in.is_headed_by_kernel {
                     write_hardware(&mut bytes);
                 }
                 (Way::Direct, bytes, link)

@@ -27,7 +27,11 @@ impl Node {
     /// Returns the result at ingress.
     pub(super) fn came_in(&mut self, frame: InputFrame) -> FrameResult {
         let link = if frame.link == POD { OUTSIDE } else { POD };
-        let route = self.has_routes.then(|| Route { link, next_hop: self.endpoint.ip().into() });
+        let route = self.has_routes.then(|| Route {
+            link,
+            next_hop: self.endpoint.ip().into(),
+            hardware: self.hardware,
+        });
         self.run(Hook::Ingress, InputFrame { route, ..frame })
     }
 }

@@ -38,7 +38,7 @@ fn frame_from_tunnel(node: &mut TestNode<'_>, bytes: Vec<u8>) -> FrameResult {
     let (link, next_hop) = (3, node.ip.client.into());
     let frame = InputFrame {
         tunnel_source: Some(node.ip.router.into()),
-        route: Some(Route { link, next_hop }),
+        route: Some(Route { link, next_hop, ..Route::NONE }),
         ..InputFrame::new(bytes)
     };
     node.run(Hook::Tunnel, &frame).expect("the host runs all frames")
@@ -208,8 +208,10 @@ fn endpoint_is_told_that_its_packet_is_too_long_for_the_tunnel() {
             *data = vec![0; 1_461];
         }
         let (next_hop, kind) = (ip.pod.into(), if vip.is_ipv4() { [3, 4] } else { [2, 0] });
-        let input =
-            InputFrame { route: Some(Route { link: 3, next_hop }), ..InputFrame::new(reply.to_frame()) };
+        let input = InputFrame {
+            route: Some(Route { link: 3, next_hop, ..Route::NONE }),
+            ..InputFrame::new(reply.to_frame())
+        };
         let result = node.run(Hook::Egress, &input).expect("the host runs all frames");
         let mut error = TestPacket::icmp_error(kind, ip.client, ip.pod, reply.clone());
         if let Payload::Icmp { length, .. } = &mut error.payload {

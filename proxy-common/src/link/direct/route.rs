@@ -1,0 +1,208 @@
+//! Where packets of whole flows leave. The programs ask the kernel, and remember its answer for half
+//! a second.
+
+use super::{LEASE_NS, is_plain, longest};
+use crate::{
+    Addr, Protocol, hash,
+    layout::{DirectWatch, Endpoint, KnownRoute},
+    link::original::ClientPacket,
+    packet::{Frame, Packet, Route, RoutedPacket},
+    tables::Tables,
+};
+
+/// How a packet leaves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Through the stack.
+    Stack,
+    /// By a route that the kernel has just found. The kernel writes the Ethernet addresses, and so
+    /// keeps its entry for the next hop current.
+    Asked,
+    /// By the route of an earlier packet, with its Ethernet addresses.
+    Known,
+}
+
+impl Way {
+    /// Makes a packet leave, if the program redirects it. Returns false if it must go through the
+    /// stack.
+    #[inline(always)]
+    pub(super) fn leave(self, frame: &impl Frame, route: &Route) -> bool {
+        match self {
+            Self::Stack => false,
+            Self::Asked => {
+                frame.redirect_to(route);
+                true
+            }
+            Self::Known => {
+                let is_written = frame.store::<12>(0, &route.hardware).is_some();
+                if is_written {
+                    frame.redirect(route.link);
+                }
+                is_written
+            }
+        }
+    }
+}
+
+impl KnownRoute {
+    /// Routes that a CPU remembers. A power of two.
+    pub const PLACES: usize = 1 << 10;
+
+    /// No route.
+    pub const NONE: Self = Self {
+        source: Endpoint::new(Addr::UNSPECIFIED_V6, 0),
+        destination: Endpoint::new(Addr::UNSPECIFIED_V6, 0),
+        hardware: [0; 12],
+        in_link: 0,
+        out_link: 0,
+        longest: 0,
+        proto: 0,
+        traffic_class: 0,
+        until_ns: 0,
+    };
+
+    /// Returns the place of the route of packets with this source and destination.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "the highest bits are few")]
+    pub fn place_of(packet: &RoutedPacket<'_>) -> u32 {
+        let [source, destination] =
+            [packet.source, packet.destination].map(|end| hash::of_address(end.addr.words(), end.port));
+        // The low bits are mixed least.
+        ((source ^ destination.rotate_left(u32::BITS)) >> (u64::BITS - Self::PLACES.trailing_zeros())) as u32
+    }
+
+    /// Returns true if a packet that comes in on a link may leave by the route.
+    #[inline(always)]
+    pub fn is_usable(
+        &self,
+        packet: &RoutedPacket<'_>,
+        link: u32,
+        now_ns: u64,
+        watch: Option<DirectWatch>,
+    ) -> bool {
+        // Few comparisons, because the verifier follows each branch.
+        let others = self.in_link ^ link
+            | u32::from(self.proto ^ packet.proto)
+            | u32::from(self.traffic_class ^ packet.traffic_class);
+        let written_ns = self.until_ns.wrapping_sub(LEASE_NS);
+        others == 0
+            && different_bits(&self.source, packet.source) == 0
+            && different_bits(&self.destination, packet.destination) == 0
+            && packet.length <= self.longest
+            && now_ns < self.until_ns
+            && watch.is_none_or(|watch| watch.since_ns <= written_ns)
+    }
+
+    /// Returns link and Ethernet addresses by `route`.
+    #[inline(always)]
+    pub const fn give(&self, route: &mut Route) {
+        (route.link, route.hardware) = (self.out_link, self.hardware);
+    }
+
+    /// Becomes the route that the kernel has found for a packet that came in on a link. Writes field
+    /// by field, because a whole value would need stack.
+    #[inline(always)]
+    pub fn set(&mut self, packet: &RoutedPacket<'_>, link: u32, route: &Route, now_ns: u64) {
+        self.source = *packet.source;
+        self.destination = *packet.destination;
+        self.hardware = route.hardware;
+        self.in_link = link;
+        self.out_link = route.link;
+        self.longest = packet.length;
+        self.proto = packet.proto;
+        self.traffic_class = packet.traffic_class;
+        self.until_ns = now_ns + LEASE_NS;
+    }
+}
+
+/// Returns 0 if both are the same.
+#[inline(always)]
+const fn different_bits(one: &Endpoint, other: &Endpoint) -> u32 {
+    one.addr.different_bits(&other.addr) | (one.port ^ other.port) as u32
+}
+
+/// Finds the way of a packet that the programs may forward, with this source and destination. A
+/// function call of its own saves stack.
+#[inline(never)]
+pub(super) fn find_way<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    [source, destination]: [&Endpoint; 2],
+    route: &mut Route,
+) -> Way {
+    let routed = routed(frame, tables, packet, [source, destination]);
+    if routed.length == 0 {
+        return Way::Stack;
+    }
+    if know(tables, &routed, frame.link(), route) {
+        return Way::Known;
+    }
+    if !ask(frame, tables, &routed, route) {
+        return Way::Stack;
+    }
+    remember(tables, &routed, frame.link(), route);
+    Way::Asked
+}
+
+/// Returns the link where the first packet of a flow leaves, or 0. The route is not remembered.
+/// Otherwise the packet would leave by it, and the kernel would not check that its next hop still
+/// answers. A function call of its own saves stack.
+#[inline(never)]
+pub(super) fn find_link<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet,
+    incoming: &ClientPacket,
+) -> u32 {
+    let mut route = Route::NONE;
+    let routed = routed(frame, tables, packet, [&incoming.key.source, &incoming.flow.destination]);
+    if routed.length != 0 && ask(frame, tables, &routed, &mut route) { route.link } else { 0 }
+}
+
+/// Returns what a route depends on. The length is 0 if the packet must go through the stack.
+#[inline(always)]
+fn routed<'a>(
+    frame: &impl Frame,
+    tables: &impl Tables,
+    packet: &Packet,
+    [source, destination]: [&'a Endpoint; 2],
+) -> RoutedPacket<'a> {
+    let Packet { version, proto, traffic_class, hops, .. } = *packet;
+    let may_be_forwarded = hops > 1 && is_plain(frame, packet) && has_own_mark(frame, tables);
+    let longest =
+        if may_be_forwarded { longest(frame, packet, proto == Protocol::Tcp.number()) } else { None };
+    let length = longest.and_then(|longest| longest.try_into().ok()).unwrap_or(0);
+    RoutedPacket { version, proto, traffic_class, length, source, destination }
+}
+
+/// Looks up the route of an earlier packet. A function call of its own saves stack.
+#[inline(never)]
+fn know<T: Tables>(tables: &T, packet: &RoutedPacket<'_>, link: u32, route: &mut Route) -> bool {
+    tables.known_route(packet, link, route)
+}
+
+/// Asks the kernel for the route of a packet. Returns false if the programs may not forward the
+/// packet by it. A function call of its own saves stack.
+#[inline(never)]
+fn ask<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &RoutedPacket<'_>, route: &mut Route) -> bool {
+    tables.is_direct_link(frame.link())
+        && frame.find_route(packet, route)
+        && tables.is_direct_link(route.link)
+}
+
+/// Remembers a route, if the kernel knows its next hop. A function call of its own saves stack.
+#[inline(never)]
+fn remember<T: Tables>(tables: &T, packet: &RoutedPacket<'_>, link: u32, route: &Route) {
+    let Some(next_hop) = route.hardware.first_chunk::<6>() else { return };
+    if *next_hop != [0; 6] {
+        tables.remember_route(packet, link, route);
+    }
+}
+
+/// Returns false if the mark has bits that rules of others may look at.
+#[inline(always)]
+fn has_own_mark(frame: &impl Frame, tables: &impl Tables) -> bool {
+    let mark = frame.mark();
+    mark == 0 || tables.node().is_some_and(|node| mark & !node.masquerade_mark == 0)
+}
