@@ -103,8 +103,8 @@ pub trait Tables {
     fn is_direct_link(&self, link: u32) -> bool;
     /// Returns what userspace knows of changes that end the direct path.
     fn direct_watch(&self) -> Option<DirectWatch>;
-    /// Looks up the route of a packet of a whole flow that comes in on a link. Returns false if this
-    /// CPU remembers none ([`KnownRoute::is_usable`](crate::layout::KnownRoute::is_usable)).
+    /// Looks up the route of a packet of a whole flow that comes in on a link. Returns false if
+    /// this CPU remembers none ([`KnownRoute::is_usable`](crate::layout::KnownRoute::is_usable)).
     fn known_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &mut Route) -> bool;
     /// Remembers the route that the kernel has found for a packet.
     fn remember_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &Route);

@@ -295,8 +295,8 @@ pub enum DirectState {
 }
 
 map_type! {
-    /// Value of `routes`: where the kernel forwards the packets of one direction of a whole flow, as
-    /// it said when it was last asked.
+    /// Value of `routes`: where the kernel forwards the packets of one direction of a whole flow.
+    /// It is the last answer of the kernel.
     KnownRoute, 72 {
         /// The source of the packets after translation of the destination.
         source: Endpoint,

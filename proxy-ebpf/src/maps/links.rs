@@ -35,10 +35,9 @@ pub fn is_vlan(vlan: &VlanKey) -> bool {
 #[inline(always)]
 pub(super) fn known_route(packet: &RoutedPacket<'_>, (link, now_ns): (u32, u64), route: &mut Route) -> bool {
     let Some(known) = ROUTES.get_ptr(KnownRoute::place_of(packet)) else { return false };
-    // SAFETY: the pointer is valid until the program ends. The value is that of this CPU, and no
-    // other link program runs there meanwhile: they run with bottom halves disabled. That is no
-    // lock with PREEMPT_RT from kernel 6.18 on. What was copied is compared afterwards, so that it
-    // is not used if another program changed it before.
+    // SAFETY: the pointer is valid until the program ends. The value is that of this CPU. No other
+    // link program runs there meanwhile, because they run with bottom halves disabled. With
+    // PREEMPT_RT from kernel 6.18 on, another one can: it may mix two routes, for half a second.
     let known = unsafe { &*known };
     known.give(route);
     known.is_usable(packet, link, now_ns, DIRECT_WATCH.get(0).copied())

@@ -63,7 +63,8 @@ impl Floor {
         let mut places: BTreeMap<(String, bool), Rules> = BTreeMap::new();
         for (number, rule) in connection.rules(world, kind)?.iter().enumerate() {
             let rules = places.entry((rule.on.clone(), rule.is_egress)).or_default();
-            // A link has at most one rule for each end on a hook.
+            // A hook of a link has at most one rule for packets of the client, and one for those of
+            // the endpoint. They take turns in the list.
             rules[number % RULES] = rule.words();
         }
         let attach =

@@ -1,5 +1,5 @@
-//! Where packets of whole flows leave. The programs ask the kernel, and remember its answer for half
-//! a second.
+//! Where packets of whole flows leave. The programs ask the kernel, and remember its answer for
+//! half a second.
 
 use super::{LEASE_NS, is_plain, longest};
 use crate::{
@@ -99,7 +99,7 @@ impl KnownRoute {
         (route.link, route.hardware) = (self.out_link, self.hardware);
     }
 
-    /// Becomes the route that the kernel has found for a packet that came in on a link. Writes field
+    /// Sets the route that the kernel has found for a packet that came in on a link. It writes field
     /// by field, because a whole value would need stack.
     #[inline(always)]
     pub fn set(&mut self, packet: &RoutedPacket<'_>, link: u32, route: &Route, now_ns: u64) {
