@@ -15,6 +15,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    sys::socket::{setsockopt, sockopt},
     unistd::{Pid, setsid},
 };
 use rustix::process::setpriority_process;
@@ -27,6 +28,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 const HIGHEST_PRIORITY: i32 = -20;
 /// The bytes that a client of [`Workload::Bulk`] sends in one operation.
 static BULK: [u8; 4 << 20] = [0; 4 << 20];
+/// The buffer of a server for datagrams. With the default, a burst of new flows overflows it, and
+/// flows without an answer are not assured.
+const RECEIVE_BUFFER: usize = 16 << 20;
 /// The bytes that its server reads at once.
 const BULK_READ: usize = 1 << 18;
 
@@ -63,6 +67,7 @@ pub(super) fn serve(ports: &[(Workload, u16)]) -> Result<()> {
             Workload::Bulk => listen(address, |stream| take_all(&stream))?,
             Workload::UdpRequestResponse => {
                 let socket = UdpSocket::bind(address).with_context(|| format!("bind UDP {address}"))?;
+                setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).context("set its buffer")?;
                 thread::spawn(move || {
                     loop {
                         // An error concerns one datagram only.
