@@ -46,6 +46,18 @@ impl Difference {
         self.0
     }
 
+    /// Returns the same number, folded to 16 bits.
+    #[inline(always)]
+    pub const fn folded(self) -> u16 {
+        fold(self.0)
+    }
+
+    /// Returns the difference for a number that [`Self::folded`] returned.
+    #[inline(always)]
+    pub const fn from_folded(sum: u16) -> Self {
+        Self(sum as u32)
+    }
+
     /// Returns true if the checksum does not change.
     #[inline(always)]
     pub const fn is_zero(self) -> bool {

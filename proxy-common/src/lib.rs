@@ -30,5 +30,5 @@ pub mod tables;
 pub mod testing;
 pub mod verdict;
 
-pub use addr::Addr;
+pub use self::addr::{Addr, AddrV4};
 pub use protocol::Protocol;

@@ -4,11 +4,11 @@
 use crate::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, CapturedPacket, Connection, DirectFlow, DirectKey, DirectWatch, DsrKey,
-        Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress,
-        KnownRoute, MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors,
-        ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange, TraceEvent, UdpSocket, VlanKey,
-        XdpLinkValue,
+        AffinityKey, AffinityValue, CapturedPacket, Connection, DirectFlow, DirectFlowV4, DirectKey,
+        DirectKeyV4, DirectWatch, DsrKey, Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey,
+        FragmentValue, HardwareAddress, KnownRoute, MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey,
+        NodeValue, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue, SocketPeer, SourceRange,
+        TraceEvent, UdpSocket, VlanKey, XdpLinkValue,
     },
 };
 
@@ -31,7 +31,9 @@ pod!(
     CapturedPacket,
     Connection,
     DirectFlow,
+    DirectFlowV4,
     DirectKey,
+    DirectKeyV4,
     DirectWatch,
     DsrKey,
     Endpoint,

@@ -4,8 +4,8 @@ use crate::{
     Addr,
     flow::PortUse,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectWatch, DsrKey, Endpoint,
-        EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectPath, DirectWatch, DsrKey,
+        Endpoint, EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue,
         ProgramError, ServiceEvent, ServiceKey, ServiceValue, XdpLinkValue,
     },
     link::direct::DirectProgress,
@@ -115,8 +115,9 @@ pub trait Tables {
     fn direct_flow(&self, key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow>;
     /// Looks up what is known of such a direction, without a change.
     fn direct_progress(&self, key: &DirectKey) -> DirectProgress;
-    /// Inserts or replaces a direction of a flow on the direct path.
-    fn put_direct_flow(&self, key: &DirectKey, flow: &DirectFlow);
+    /// Inserts or replaces a direction of a flow on the direct path, whose packets leave with these
+    /// addresses.
+    fn put_direct_flow(&self, key: &DirectKey, source: &Addr, destination: &Addr, path: &DirectPath);
     /// Removes a direction of a flow from the direct path.
     fn remove_direct_flow(&self, key: &DirectKey);
     /// Asks userspace to approve a connection. Returns false if there is no room for the request.

@@ -2,10 +2,10 @@
 //! their sizes are derived from it.
 
 use super::{
-    AffinityKey, AffinityValue, Connection, DirectFlow, DirectKey, DirectWatch, DsrKey, Endpoint,
-    EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress, KnownRoute,
-    MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts, ServiceKey,
-    ServiceValue, SocketPeer, SourceRange, UdpSocket, VlanKey, XdpLinkValue,
+    AffinityKey, AffinityValue, Connection, DirectFlow, DirectFlowV4, DirectKey, DirectKeyV4, DirectWatch,
+    DsrKey, Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, HardwareAddress,
+    KnownRoute, MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, ProgramErrors, ServiceCounts,
+    ServiceKey, ServiceValue, SocketPeer, SourceRange, UdpSocket, VlanKey, XdpLinkValue,
 };
 use crate::{Addr, prefilter::PrefilterTable};
 
@@ -69,8 +69,9 @@ macro_rules! for_each_map {
             DIRECT_LINKS "direct_links" HashMap<u32, u8> Config fixed 4096; // Links of the direct path.
             DIRECT_WATCH "direct_watch" Array<u32, DirectWatch> Cache fixed 1;
             XDP_LINKS "xdp_links" HashMap<u32, XdpLinkValue> Config fixed 4096; // Links with XDP.
-            DIRECT_FLOWS "direct_flows" LruHashMap<DirectKey, DirectFlow> Cache
+            DIRECT_FLOWS_V4 "direct_flows_v4" LruHashMap<DirectKeyV4, DirectFlowV4> Cache
                 size direct_flows = 32768 "directFlows"; // Directions of flows on the direct path.
+            DIRECT_FLOWS_V6 "direct_flows_v6" LruHashMap<DirectKey, DirectFlow> Cache size direct_flows;
             DIRECT_REQUESTS "direct_requests" RingBuf<u32, DirectKey> Cache
                 fixed 65536; // Room for a thousand requests to approve connections.
             ROUTES "routes" PerCpuArray<u32, KnownRoute> Cache

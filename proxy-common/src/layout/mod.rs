@@ -4,12 +4,12 @@
 //! Identifiers and flags are plain integers, because BTF shows newtypes as nested structs.
 //! Accessors give them types.
 
-pub use self::{counts::*, links::*, maps::*, node::*, state::*, trace::*};
+pub use self::{counts::*, direct::*, links::*, maps::*, node::*, state::*, trace::*};
 use crate::{Addr, Protocol};
 
 /// The version of the layout. Every change of a key or value raises it. A process that finds pinned
 /// maps of another version builds its own maps next to them.
-pub const LAYOUT_VERSION: u32 = 19;
+pub const LAYOUT_VERSION: u32 = 20;
 
 /// The identifier of the virtual network (VNI) of the tunnel to other nodes.
 pub const TUNNEL_NETWORK: u32 = 0x7368;
@@ -56,6 +56,7 @@ macro_rules! named_enum {
 }
 
 mod counts;
+mod direct;
 mod links;
 mod maps;
 mod node;

@@ -34,7 +34,7 @@ map_type! {
         /// The [`DirectScope`].
         direct_scope: u16,
         /// The epoch of the direct path. If it is odd, packets take the direct path by the entries
-        /// of `direct_flows` with the same epoch.
+        /// of `direct_flows_v4` and `direct_flows_v6` with the same epoch.
         direct_epoch: u64,
         /// For how many nanoseconds packets take the direct path after one that went through the
         /// stack, if [`DirectWatch`] says that nothing changed. With 0, it makes no difference.

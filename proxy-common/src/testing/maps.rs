@@ -106,7 +106,7 @@ pub struct StateMaps {
     pub flows: BTreeMap<FlowKey, Flow>,
     /// `unassured_flows`.
     pub unassured_flows: BTreeMap<FlowKey, Flow>,
-    /// `direct_flows`.
+    /// `direct_flows_v4` and `direct_flows_v6`.
     pub direct_flows: BTreeMap<DirectKey, DirectFlow>,
     /// `dsr_returns`.
     pub dsr_returns: BTreeMap<FlowKey, Addr>,
@@ -189,7 +189,7 @@ impl StateMaps {
             Some(())
         };
         self.all_flows_mut().try_for_each(|flow| older(&mut flow.used_ns))?;
-        self.direct_flows.values_mut().try_for_each(|flow| older(&mut flow.until_ns))?;
+        self.direct_flows.values_mut().try_for_each(|flow| older(&mut flow.path.until_ns))?;
         self.affinity.values_mut().try_for_each(|value| older(&mut value.used_ns))?;
         Some(self)
     }
@@ -198,7 +198,7 @@ impl StateMaps {
     #[must_use]
     pub fn without_times(mut self) -> Self {
         self.all_flows_mut().for_each(|flow| flow.used_ns = 0);
-        self.direct_flows.values_mut().for_each(|flow| flow.until_ns = 0);
+        self.direct_flows.values_mut().for_each(|flow| flow.path.until_ns = 0);
         self.affinity.values_mut().for_each(|value| value.used_ns = 0);
         self.fragments.values_mut().for_each(|value| value.created_seconds = 0);
         self

@@ -11,10 +11,10 @@ use crate::{
     Addr,
     flow::PortUse,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectWatch, DsrKey, Endpoint,
-        EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, KnownRoute, MaglevKey, MemberKey, NodeValue,
-        ProgramError, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketScope, XdpLinkValue,
-        flow_state,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectPath, DirectWatch, DsrKey,
+        Endpoint, EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, KnownRoute, MaglevKey, MemberKey,
+        NodeValue, ProgramError, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketScope,
+        XdpLinkValue, flow_state,
     },
     link::{self, Outcome, direct::DirectProgress},
     packet::{Frame as _, Route, RoutedPacket, TcpFlags},
@@ -305,18 +305,20 @@ impl Tables for MemoryMaps {
         let mut state = self.state.borrow_mut();
         let flow = state.direct_flows.get_mut(key)?;
         if tcp.has_ack() {
-            flow.acknowledged = acknowledged;
+            flow.path.acknowledged = acknowledged;
         }
         Some(*flow)
     }
 
     fn direct_progress(&self, key: &DirectKey) -> DirectProgress {
         let state = self.state.borrow();
-        state.direct_flows.get(key).map_or_else(DirectProgress::default, DirectProgress::of)
+        let flow = state.direct_flows.get(key);
+        flow.map_or_else(DirectProgress::default, |flow| DirectProgress::of(&flow.path))
     }
 
-    fn put_direct_flow(&self, key: &DirectKey, flow: &DirectFlow) {
-        self.state.borrow_mut().direct_flows.insert(*key, *flow);
+    fn put_direct_flow(&self, key: &DirectKey, source: &Addr, destination: &Addr, path: &DirectPath) {
+        let flow = DirectFlow { source: *source, destination: *destination, path: *path };
+        self.state.borrow_mut().direct_flows.insert(*key, flow);
     }
 
     fn remove_direct_flow(&self, key: &DirectKey) {

@@ -4,12 +4,11 @@
 use aya_ebpf::btf_maps::LruHashMap;
 use proxy_common::{
     flow::PortUse,
-    layout::{DirectFlow, DirectKey, Flow, FlowKey, flow_state},
-    link::direct::DirectProgress,
+    layout::{Flow, FlowKey, flow_state},
     packet::TcpFlags,
 };
 
-use super::{DIRECT_FLOWS, FLOWS, PLACEHOLDER, UNASSURED_FLOWS};
+use super::{FLOWS, PLACEHOLDER, UNASSURED_FLOWS};
 
 /// Returns the map for a flow in this state.
 #[inline(always)]
@@ -81,42 +80,4 @@ pub fn reuse_flow(key: &FlowKey, flow: &Flow) -> bool {
         (*before).used_ns = flow.used_ns;
     }
     true
-}
-
-#[inline(always)]
-pub fn direct_flow(key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow> {
-    let flow = DIRECT_FLOWS.get_ptr_mut(key)?;
-    // SAFETY: as in `answered_flow`.
-    unsafe {
-        if tcp.has_ack() && (*flow).acknowledged != acknowledged {
-            (*flow).acknowledged = acknowledged;
-        }
-        Some(*flow)
-    }
-}
-
-#[inline(always)]
-pub fn direct_progress(key: &DirectKey) -> DirectProgress {
-    // SAFETY: the fields are copied before any other map operation.
-    let flow = unsafe { DIRECT_FLOWS.get(key) };
-    flow.map_or(DirectProgress::default(), DirectProgress::of)
-}
-
-#[inline(always)]
-pub fn put_direct_flow(key: &DirectKey, flow: &DirectFlow) {
-    if let Some(entry) = DIRECT_FLOWS.get_ptr_mut(key) {
-        // SAFETY: as in `touch_flow`. If the kernel gave the element to another flow between
-        // the comparison and the writes, that flow takes the direct path for one lease
-        // more, with packets as long as this one.
-        unsafe {
-            if (*entry).is_same_but_for_time(flow) {
-                (*entry).longest = flow.longest;
-                (*entry).epoch = flow.epoch;
-                (*entry).until_ns = flow.until_ns;
-                return;
-            }
-        }
-    }
-    // Without the entry, packets go through the stack.
-    let _ = DIRECT_FLOWS.insert(key, flow, 0);
 }

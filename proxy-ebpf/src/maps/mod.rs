@@ -2,6 +2,7 @@
 //! into a map.
 #![expect(unsafe_code, reason = "only the verifier checks the pointers to map values")]
 
+mod direct;
 mod flows;
 mod links;
 mod records;
@@ -20,11 +21,11 @@ use proxy_common::{
     flow::PortUse,
     for_each_map,
     layout::{
-        AffinityKey, AffinityValue, Connection, Counter, DirectFlow, DirectKey, DirectWatch, DsrAddress,
-        DsrKey, Endpoint, EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue,
-        HardwareAddress, KnownRoute, MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey, NodeValue, Program,
-        ProgramError, ProgramErrors, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketPeer,
-        SocketScope, SourceRange, UdpSocket, VlanKey, XdpLinkValue, service_slot,
+        AffinityKey, AffinityValue, Connection, Counter, DirectFlow, DirectFlowV4, DirectKey, DirectKeyV4,
+        DirectPath, DirectWatch, DsrAddress, DsrKey, Endpoint, EndpointKey, EndpointValue, Flow, FlowKey,
+        FragmentKey, FragmentValue, HardwareAddress, KnownRoute, MaglevKey, MaglevPage, MasqueradeSubnet,
+        MemberKey, NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts, ServiceEvent, ServiceKey,
+        ServiceValue, SocketPeer, SocketScope, SourceRange, UdpSocket, VlanKey, XdpLinkValue, service_slot,
     },
     link::direct::DirectProgress,
     packet::{Route, RoutedPacket, TcpFlags},
@@ -357,22 +358,22 @@ impl<P: EntryPoint> Tables for Kernel<P> {
 
     #[inline(always)]
     fn direct_flow(&self, key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow> {
-        flows::direct_flow(key, tcp, acknowledged)
+        direct::direct_flow(key, tcp, acknowledged)
     }
 
     #[inline(always)]
     fn direct_progress(&self, key: &DirectKey) -> DirectProgress {
-        flows::direct_progress(key)
+        direct::direct_progress(key)
     }
 
     #[inline(always)]
-    fn put_direct_flow(&self, key: &DirectKey, flow: &DirectFlow) {
-        flows::put_direct_flow(key, flow);
+    fn put_direct_flow(&self, key: &DirectKey, source: &Addr, destination: &Addr, path: &DirectPath) {
+        direct::put_direct_flow(key, source, destination, path);
     }
 
     #[inline(always)]
     fn remove_direct_flow(&self, key: &DirectKey) {
-        let _ = DIRECT_FLOWS.remove(key);
+        direct::remove_direct_flow(key);
     }
 
     #[inline(always)]

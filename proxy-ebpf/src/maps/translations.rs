@@ -32,7 +32,7 @@ pub struct Translation {
     pub unused: [u32; 9],
 }
 
-/// The number of entries, as of `direct_flows` in the benchmark.
+/// The number of entries, as of `direct_flows_v4` in the benchmark.
 const ENTRIES: usize = 1 << 19;
 
 #[btf_map]

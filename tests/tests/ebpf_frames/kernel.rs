@@ -1,18 +1,13 @@
 //! The link programs in the kernel, with their own maps that nothing else uses.
 
 use std::{
-    borrow::Borrow,
-    collections::{BTreeMap, BTreeSet},
-    hash::Hash,
+    collections::BTreeMap,
     sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
 use aya::{
     Ebpf, EbpfLoader, Pod,
-    maps::{
-        Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues,
-        lpm_trie::{Key, LpmTrie},
-    },
+    maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues, lpm_trie::LpmTrie},
     programs::{SchedClassifier, Xdp},
     util::{KernelVersion, nr_cpus},
 };
@@ -20,10 +15,10 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::{
     Addr,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectWatch, DsrAddress, DsrKey,
-        EndpointKey, EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MaglevPage,
-        MasqueradeSubnet, MemberKey, NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts,
-        ServiceKey, ServiceValue, SourceRange, XdpLinkValue,
+        AffinityKey, AffinityValue, Counter, DirectWatch, DsrAddress, DsrKey, EndpointKey, EndpointValue,
+        Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MaglevPage, MasqueradeSubnet, MemberKey,
+        NodeValue, Program, ProgramError, ProgramErrors, ServiceCounts, ServiceKey, ServiceValue,
+        SourceRange, XdpLinkValue,
     },
     link::Outcome,
     prefilter::{PrefilterItem, PrefilterTable, sized::SizedPrefilter},
@@ -38,6 +33,8 @@ use proxy_userspace::{
         test_run::{TestFrame, test_run, test_run_xdp},
     },
 };
+
+use crate::content::{DirectFlows, fill, fill_trie, map, members, read};
 
 /// All tests share the programs, because the verifier is slow.
 static KERNEL: LazyLock<Mutex<Kernel>> = LazyLock::new(|| Mutex::new(Kernel::load()));
@@ -64,7 +61,7 @@ pub(crate) struct Kernel {
     node: Array<MapData, NodeValue>,
     flows: HashMap<MapData, FlowKey, Flow>,
     unassured_flows: HashMap<MapData, FlowKey, Flow>,
-    direct_flows: HashMap<MapData, DirectKey, DirectFlow>,
+    direct_flows: DirectFlows,
     dsr_returns: HashMap<MapData, FlowKey, Addr>,
     dsr_new_returns: HashMap<MapData, FlowKey, Addr>,
     fragments: HashMap<MapData, FragmentKey, FragmentValue>,
@@ -145,7 +142,7 @@ impl Kernel {
             node: map(&mut ebpf, "node"),
             flows: map(&mut ebpf, "flows"),
             unassured_flows: map(&mut ebpf, "unassured_flows"),
-            direct_flows: map(&mut ebpf, "direct_flows"),
+            direct_flows: DirectFlows::take(&mut ebpf),
             dsr_returns: map(&mut ebpf, "dsr_returns"),
             dsr_new_returns: map(&mut ebpf, "dsr_new_returns"),
             fragments: map(&mut ebpf, "fragments"),
@@ -247,54 +244,9 @@ fn one_per_cpu<V: Pod>(value: V) -> PerCpuValues<V> {
     PerCpuValues::try_from(vec![value; nr_cpus().expect("sysfs")]).expect("one for each CPU")
 }
 
-fn map<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &str) -> M {
-    M::try_from(ebpf.take_map(name).expect("in the object")).expect("of this type")
-}
-
 fn prefilter(ebpf: &mut Ebpf) -> SizedPrefilter<MappedWords> {
     let Some(Map::Array(map)) = ebpf.take_map("prefilter") else { panic!("no array in the object") };
     SizedPrefilter::open(MappedWords::new(map.fd(), PrefilterTable::LENGTH).expect("it can be mapped"))
-}
-
-/// Replaces the content of a map.
-fn fill<K, V>(map: &mut HashMap<MapData, K, V>, expected: &BTreeMap<K, V>)
-where
-    K: Pod + Ord + Hash,
-    V: Pod + PartialEq,
-{
-    let held = read(map);
-    for key in held.keys().filter(|key| !expected.contains_key(key)) {
-        map.remove(key).expect("in the map");
-    }
-    for (key, value) in expected.iter().filter(|(key, value)| held.get(key) != Some(*value)) {
-        map.insert(key, value, 0).expect("there is room");
-    }
-}
-
-fn read<K, V>(map: &HashMap<impl Borrow<MapData>, K, V>) -> BTreeMap<K, V>
-where
-    K: Pod + Ord,
-    V: Pod,
-{
-    map.iter().collect::<Result<_, _>>().expect("nothing else writes")
-}
-
-fn members<K: Ord + Copy>(set: &BTreeSet<K>) -> BTreeMap<K, u8> {
-    set.iter().map(|key| (*key, 0)).collect()
-}
-
-/// Replaces the content of a longest-prefix trie.
-fn fill_trie<K: Pod, V: Pod>(
-    trie: &mut LpmTrie<MapData, K, V>,
-    expected: impl IntoIterator<Item = (u32, K, V)>,
-) {
-    let held: Vec<Key<K>> = trie.keys().collect::<Result<_, _>>().expect("nothing else writes");
-    for key in held {
-        trie.remove(&key).expect("in the map");
-    }
-    for (length, key, value) in expected {
-        trie.insert(&Key::new(length, key), value, 0).expect("there is room");
-    }
 }
 
 impl FrameRunner for Kernel {
@@ -341,7 +293,7 @@ impl FrameRunner for Kernel {
         StateMaps {
             flows: read(&self.flows),
             unassured_flows: read(&self.unassured_flows),
-            direct_flows: read(&self.direct_flows),
+            direct_flows: self.direct_flows.read(),
             dsr_returns: read(&self.dsr_returns),
             dsr_new_returns: read(&self.dsr_new_returns),
             fragments: read(&self.fragments),
@@ -355,7 +307,7 @@ impl FrameRunner for Kernel {
     fn set_state(&mut self, state: &StateMaps) {
         fill(&mut self.flows, &state.flows);
         fill(&mut self.unassured_flows, &state.unassured_flows);
-        fill(&mut self.direct_flows, &state.direct_flows);
+        self.direct_flows.fill(&state.direct_flows);
         fill(&mut self.dsr_returns, &state.dsr_returns);
         fill(&mut self.dsr_new_returns, &state.dsr_new_returns);
         fill(&mut self.fragments, &state.fragments);

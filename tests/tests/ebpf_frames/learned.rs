@@ -45,7 +45,7 @@ enum Checksum {
 /// What differs in the entry of the flow.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    longest: u32,
+    longest: u16,
     priority: u32,
     out_link: u32,
     traffic_class: u8,
@@ -90,7 +90,7 @@ fn any_change() -> impl Strategy<Value = Change> {
 fn any_entry() -> impl Strategy<Value = Entry> {
     let out_links = prop_oneof![4 => Just(LO), 1 => Just(4_711_u32)];
     let usually = |value: u32, other: u32| prop_oneof![6 => Just(value), 1 => Just(other)];
-    (prop_oneof![3 => Just(1_500), 1 => 20..120_u32], usually(0, 7), out_links, usually(0, 4), usually(0, 1))
+    (prop_oneof![3 => Just(1_500), 1 => 20..120_u16], usually(0, 7), out_links, usually(0, 4), usually(0, 1))
         .prop_map(|(longest, priority, out_link, class, epoch)| Entry {
             longest,
             priority,
@@ -159,9 +159,10 @@ fn results(
     let mut node = TestNode::new(runner, addresses);
     let frames = frames(&know_direct_flow(&mut node, protocol));
     node.change_direct_flows(|flow| {
-        (flow.longest, flow.priority, flow.out_link) = (entry.longest, entry.priority, entry.out_link);
-        flow.traffic_class = entry.traffic_class;
-        flow.epoch += u64::from(entry.is_of_other_epoch);
+        let path = &mut flow.path;
+        (path.longest, path.priority, path.out_link) = (entry.longest, entry.priority, entry.out_link);
+        path.traffic_class = entry.traffic_class;
+        path.epoch += u32::from(entry.is_of_other_epoch);
     });
     let known = node.state();
     let result = |frame: &InputFrame| {

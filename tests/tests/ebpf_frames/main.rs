@@ -1,5 +1,6 @@
 //! Runs each link program in the kernel over single frames (`BPF_PROG_TEST_RUN`). Needs root.
 
+mod content;
 mod differential;
 mod floods;
 mod framing;

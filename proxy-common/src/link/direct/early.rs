@@ -9,7 +9,7 @@ use super::{count, is_like, is_on, is_plain, rewrite_learned};
 use crate::{
     Protocol,
     checksum::is_sum_of_pseudo_header,
-    layout::{Counter, DirectFlow, DirectKey, ProgramError, XdpLinkValue},
+    layout::{Counter, DirectKey, DirectPath, ProgramError, XdpLinkValue},
     link::{Outcome, count_drop, may_be_endpoint, may_be_vip},
     packet::{Frame, IpVersion, Packet},
     tables::Tables,
@@ -59,29 +59,29 @@ fn pass_on<F: Frame, T: Tables>(
     }
     let key = DirectKey::new(protocol, packet.tuple(ports));
     let flow = tables.direct_flow(&key, tcp, acknowledged)?;
-    let hops = is_like(frame, tables, packet, protocol, &flow)?;
-    if !may_leave(frame, tables, &flow) || may_be_completed(frame, packet, protocol)? {
+    let hops = is_like(frame, tables, packet, protocol, &flow.path)?;
+    if !may_leave(frame, tables, &flow.path) || may_be_completed(frame, packet, protocol)? {
         return None;
     }
     if rewrite_learned(frame, packet, protocol, &flow, hops).is_none() {
         tables.count_error(ProgramError::NotRewritten);
         return Some(count_drop(tables, Counter::NotRewritten));
     }
-    count(frame, tables, packet, &flow);
+    count(frame, tables, packet, &flow.path);
     tables.count(Counter::SentBeforeStack);
-    if flow.out_link == frame.link() && link.redirects_to_itself == 0 {
+    if flow.path.out_link == frame.link() && link.redirects_to_itself == 0 {
         return Some(Outcome::Transmit);
     }
-    frame.redirect(flow.out_link);
+    frame.redirect(flow.path.out_link);
     Some(Outcome::Redirect)
 }
 
 /// Returns true if the packet may leave without the hooks of its link and without a qdisc, which
 /// could look at the priority.
 #[inline(always)]
-fn may_leave(frame: &impl Frame, tables: &impl Tables, flow: &DirectFlow) -> bool {
-    let takes_frames = || tables.xdp_link(flow.out_link).is_some_and(|link| link.takes_frames != 0);
-    flow.priority == 0 && (flow.out_link == frame.link() || takes_frames())
+fn may_leave(frame: &impl Frame, tables: &impl Tables, path: &DirectPath) -> bool {
+    let takes_frames = || tables.xdp_link(path.out_link).is_some_and(|link| link.takes_frames != 0);
+    path.priority == 0 && (path.out_link == frame.link() || takes_frames())
 }
 
 /// Returns true if hardware may be meant to complete the checksum (`CHECKSUM_PARTIAL`), as with

@@ -4,14 +4,10 @@ use super::{LEASE_NS, epoch, is_before_change, is_plain, longest};
 use crate::{
     Protocol,
     checksum::Difference,
-    layout::{DirectFlow, DirectKey, DirectState, Direction, Endpoint, Flow, FlowKey, flow_state},
+    layout::{DirectKey, DirectPath, Direction, Endpoint, Flow, FlowKey, direct_flags, flow_state},
     packet::{Frame, Packet, Tuple},
     tables::Tables,
 };
-
-/// A flow is learned if its time is at least this old. So it is not about to end: the programs
-/// write the time when a connection begins and ends.
-pub(super) const LEARN_AFTER_NS: u64 = 5_000_000;
 
 /// The time after which userspace is asked again.
 const ASK_AGAIN_NS: u64 = 1_000_000_000;
@@ -22,7 +18,6 @@ struct Passage {
     key: DirectKey,
     service: u32,
     state: u32,
-    used_ns: u64,
     /// It goes to an endpoint. If that is not known yet, false.
     to_endpoint: bool,
 }
@@ -31,7 +26,7 @@ impl Passage {
     /// Records what is known of the flow.
     #[inline(always)]
     const fn know(&mut self, flow: &Flow) {
-        (self.service, self.state, self.used_ns) = (flow.service, flow.state, flow.used_ns);
+        (self.service, self.state) = (flow.service, flow.state);
     }
 }
 
@@ -61,7 +56,7 @@ fn learn_from<F: Frame, T: Tables>(
     let protocol = Protocol::of_packet(packet.proto)?;
     let ports = packet.ports()?;
     let key = DirectKey::new(protocol, packet.tuple(ports));
-    let mut passage = Passage { key, service: 0, state: 0, used_ns: 0, to_endpoint: is_masqueraded };
+    let mut passage = Passage { key, service: 0, state: 0, to_endpoint: is_masqueraded };
     if is_plain(frame, packet)
         && find_passage(tables, protocol, &mut passage)
         && may_be_learned(protocol, &passage)
@@ -87,40 +82,35 @@ fn try_write(
 ) -> Option<()> {
     let (key, now_ns) = (&passage.key, tables.now_ns());
     let known = tables.direct_progress(key);
-    if known.is_none() && now_ns.saturating_sub(passage.used_ns) < LEARN_AFTER_NS {
-        return None;
-    }
     let is_connection = key.proto == Protocol::Tcp.number();
-    let is_approved = known.state == DirectState::Approved as u8 || known.is_none() && !is_connection;
+    let is_approved = known.is_approved() || known.is_none() && !is_connection;
     if !is_approved && (now_ns < known.until_ns || !tables.request_direct(key)) {
         return None;
     }
-    let (state, valid_ns) =
-        if is_approved { (DirectState::Approved, LEASE_NS) } else { (DirectState::Pending, ASK_AGAIN_NS) };
-    let mut longest = longest(frame, packet, is_connection)?;
+    let (approved, valid_ns) =
+        if is_approved { (direct_flags::APPROVED, LEASE_NS) } else { (0, ASK_AGAIN_NS) };
+    let mut longest: u16 = longest(frame, packet, is_connection)?.try_into().ok()?;
     if longest < known.longest && !is_before_change(tables, known.until_ns) {
         longest = known.longest;
     }
-    let flow = DirectFlow {
-        source: Endpoint::new(packet.source, ports[0]),
-        destination: Endpoint::new(packet.destination, ports[1]),
+    let path = DirectPath {
+        until_ns: now_ns + valid_ns,
         hardware: frame.load(0)?,
         in_link: frame.ingress_link(),
         out_link: frame.link(),
         service: passage.service,
-        addresses: difference_of_addresses(key, packet).wsum(),
-        ports: difference_of_ports(key, ports).wsum(),
-        longest,
         priority: frame.priority(),
         acknowledged: known.acknowledged,
-        traffic_class: packet.traffic_class,
-        state: state as u8,
-        to_endpoint: u8::from(passage.to_endpoint),
-        zero: 0,
         epoch: epoch(tables),
-        until_ns: now_ns + valid_ns,
+        source_port: ports[0],
+        destination_port: ports[1],
+        addresses: difference_of_addresses(key, packet),
+        ports: difference_of_ports(key, ports),
+        longest,
+        traffic_class: packet.traffic_class,
+        flags: approved | if passage.to_endpoint { direct_flags::TO_ENDPOINT } else { 0 },
     };
-    tables.put_direct_flow(key, &flow);
+    tables.put_direct_flow(key, &packet.source, &packet.destination, &path);
     Some(())
 }
 
@@ -196,13 +186,15 @@ fn may_be_learned(protocol: Protocol, passage: &Passage) -> bool {
     matches!(protocol, Protocol::Tcp | Protocol::Udp) && passage.state & (ESTABLISHED | NOT) == ESTABLISHED
 }
 
-#[inline(always)]
-const fn difference_of_addresses(key: &DirectKey, left: &Packet) -> Difference {
-    Difference::of_addresses(&key.source.addr, &left.source)
-        .and(Difference::of_addresses(&key.destination.addr, &left.destination))
+/// A function call of its own saves stack.
+#[inline(never)]
+const fn difference_of_addresses(key: &DirectKey, left: &Packet) -> u16 {
+    let source = Difference::of_addresses(&key.source.addr, &left.source);
+    source.and(Difference::of_addresses(&key.destination.addr, &left.destination)).folded()
 }
 
 #[inline(always)]
-const fn difference_of_ports(key: &DirectKey, [source, destination]: [u16; 2]) -> Difference {
-    Difference::of_ports(key.source.port, source).and(Difference::of_ports(key.destination.port, destination))
+const fn difference_of_ports(key: &DirectKey, [source, destination]: [u16; 2]) -> u16 {
+    let source = Difference::of_ports(key.source.port, source);
+    source.and(Difference::of_ports(key.destination.port, destination)).folded()
 }

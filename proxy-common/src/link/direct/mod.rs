@@ -19,17 +19,16 @@ mod whole;
 
 pub use self::early::early;
 
-use self::learn::LEARN_AFTER_NS;
 pub(super) use self::{
     learn::learn,
     whole::{is_reply, is_whole, leave_by, send_on, state},
 };
 use super::{Notes, Outcome, count_drop, ip_length, may_be_endpoint};
 use crate::{
-    Protocol,
+    Addr, AddrV4, Protocol,
     checksum::Difference,
     layout::{
-        Counter, DirectFlow, DirectKey, DirectState, Endpoint, Flow, FlowKey, ProgramError, ServiceEvent,
+        Counter, DirectFlow, DirectKey, DirectPath, Flow, FlowKey, ProgramError, ServiceEvent, direct_flags,
         flow_state,
     },
     packet::{ETHERNET_HEADER, Fragment, Frame, IpVersion, Packet, TcpFlags, Tuple},
@@ -40,6 +39,10 @@ use crate::{
 /// How long packets of a flow take the direct path after one that went through the stack, if
 /// userspace does not watch.
 pub const LEASE_NS: u64 = 500_000_000;
+
+/// A flow is learned if its time is at least this old. So it is not about to end: the programs
+/// write the time when a connection begins and ends.
+const LEARN_AFTER_NS: u64 = 5_000_000;
 
 /// One in so many packets of an old flow that is not on the direct path may be learned from.
 const SAMPLE: u32 = 8;
@@ -52,42 +55,47 @@ impl DirectKey {
     }
 }
 
-impl DirectFlow {
+impl DirectPath {
     /// Returns true if userspace permits the direct path.
     #[inline(always)]
     pub const fn is_approved(&self) -> bool {
-        self.state == DirectState::Approved as u8
+        self.flags & direct_flags::APPROVED != 0
     }
 }
 
 /// What an entry of the direct path keeps when it is written again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirectProgress {
-    /// [`DirectFlow::until_ns`], or 0 if there is no entry.
+    /// [`DirectPath::until_ns`], or 0 if there is no entry.
     pub until_ns: u64,
-    /// [`DirectFlow::longest`].
-    pub longest: u32,
-    /// [`DirectFlow::acknowledged`].
+    /// [`DirectPath::acknowledged`].
     pub acknowledged: u32,
-    /// [`DirectFlow::state`].
-    pub state: u8,
+    /// [`DirectPath::longest`].
+    pub longest: u16,
+    /// [`DirectPath::flags`].
+    pub flags: u8,
 }
 
-impl DirectFlow {
+impl DirectPath {
     /// Returns true if an entry needs only new times, so that the kernel need not replace it.
     #[inline(always)]
     pub fn is_same_but_for_time(&self, new: &Self) -> bool {
-        let Self { longest, acknowledged, epoch, until_ns, .. } = *self;
-        *self == Self { longest, acknowledged, epoch, until_ns, ..*new }
+        let Self { until_ns, acknowledged, epoch, longest, .. } = *self;
+        *self == Self { until_ns, acknowledged, epoch, longest, ..*new }
     }
 }
 
 impl DirectProgress {
     /// Returns what an entry keeps.
     #[inline(always)]
-    pub const fn of(flow: &DirectFlow) -> Self {
-        let DirectFlow { until_ns, longest, acknowledged, state, .. } = *flow;
-        Self { until_ns, longest, acknowledged, state }
+    pub const fn of(path: &DirectPath) -> Self {
+        let DirectPath { until_ns, acknowledged, longest, flags, .. } = *path;
+        Self { until_ns, acknowledged, longest, flags }
+    }
+
+    #[inline(always)]
+    const fn is_approved(&self) -> bool {
+        self.flags & direct_flags::APPROVED != 0
     }
 
     #[inline(always)]
@@ -103,8 +111,9 @@ pub(super) fn is_on(tables: &impl Tables) -> bool {
 }
 
 #[inline(always)]
-fn epoch(tables: &impl Tables) -> u64 {
-    tables.node().map_or(0, |node| node.direct_epoch)
+#[expect(clippy::cast_possible_truncation, reason = "half of it tells two epochs apart")]
+fn epoch(tables: &impl Tables) -> u32 {
+    tables.node().map_or(0, |node| node.direct_epoch as u32)
 }
 
 /// Asks the program on the link where a packet leaves to learn from it, if its flow is old enough.
@@ -147,9 +156,9 @@ pub(super) fn forward<F: Frame, T: Tables>(
         tables.remove_direct_flow(&key);
         return Outcome::Proceed;
     }
-    let Some(hops) = is_like(frame, tables, packet, protocol, &flow) else {
+    let Some(hops) = is_like(frame, tables, packet, protocol, &flow.path) else {
         // Packets that come in on a port of a bridge are learned with the bridge.
-        if flow.in_link == frame.link() || tables.random().is_multiple_of(SAMPLE) {
+        if flow.path.in_link == frame.link() || tables.random().is_multiple_of(SAMPLE) {
             Notes::leave(frame, Notes::LEARN);
         }
         return Outcome::Proceed;
@@ -158,20 +167,20 @@ pub(super) fn forward<F: Frame, T: Tables>(
         tables.count_error(ProgramError::NotRewritten);
         return count_drop(tables, Counter::NotRewritten);
     }
-    count(frame, tables, packet, &flow);
-    frame.set_priority(flow.priority);
+    count(frame, tables, packet, &flow.path);
+    frame.set_priority(flow.path.priority);
     Notes::leave(frame, Notes::FORWARDED);
-    frame.redirect(flow.out_link);
+    frame.redirect(flow.path.out_link);
     Outcome::Redirect
 }
 
 /// Counts a packet for its Service.
 #[inline(always)]
-fn count(frame: &impl Frame, tables: &impl Tables, packet: &Packet, flow: &DirectFlow) {
+fn count(frame: &impl Frame, tables: &impl Tables, packet: &Packet, path: &DirectPath) {
     let bytes = ip_length(frame, packet);
-    let is_to_endpoint = flow.to_endpoint != 0;
+    let is_to_endpoint = path.flags & direct_flags::TO_ENDPOINT != 0;
     let event = if is_to_endpoint { ServiceEvent::ToEndpoint(bytes) } else { ServiceEvent::ToClient(bytes) };
-    tables.count_service(flow.service, event);
+    tables.count_service(path.service, event);
 }
 
 /// Returns the number of hops that are left if the stack would do with a packet what it did with
@@ -182,18 +191,18 @@ fn is_like(
     tables: &impl Tables,
     packet: &Packet,
     protocol: Protocol,
-    flow: &DirectFlow,
+    path: &DirectPath,
 ) -> Option<u8> {
     let Packet { traffic_class, hops, .. } = *packet;
-    let is_like = flow.is_approved()
-        && flow.epoch == epoch(tables)
-        && is_current(tables, flow.until_ns)
-        && flow.in_link == frame.link()
-        && flow.traffic_class == traffic_class
+    let is_like = path.is_approved()
+        && path.epoch == epoch(tables)
+        && is_current(tables, path.until_ns)
+        && path.in_link == frame.link()
+        && path.traffic_class == traffic_class
         && hops > 1
         && frame.mark() == 0
         && is_plain(frame, packet)
-        && longest(frame, packet, protocol.is_connection_oriented())? <= flow.longest;
+        && longest(frame, packet, protocol.is_connection_oriented())? <= path.longest.into();
     is_like.then_some(hops)
 }
 
@@ -220,7 +229,7 @@ fn is_before_change<T: Tables>(tables: &T, until_ns: u64) -> bool {
     tables.direct_watch().is_some_and(|watch| written_ns(until_ns) < watch.since_ns)
 }
 
-/// Returns when an approved entry was written, by its [`DirectFlow::until_ns`].
+/// Returns when an approved entry was written, by its [`DirectPath::until_ns`].
 #[inline(always)]
 const fn written_ns(until_ns: u64) -> u64 {
     until_ns.saturating_sub(LEASE_NS)
@@ -248,8 +257,10 @@ pub(super) fn longest(frame: &impl Frame, packet: &Packet, is_connection: bool) 
 
 /// What changes in a packet on its way through the node.
 struct Hop<'a> {
-    source: &'a Endpoint,
-    destination: &'a Endpoint,
+    source: &'a Addr,
+    destination: &'a Addr,
+    source_port: u16,
+    destination_port: u16,
     /// The difference that the addresses make to a checksum.
     addresses: Difference,
     /// The difference that the ports make.
@@ -262,11 +273,14 @@ impl<'a> Hop<'a> {
     /// What the programs and the stack did with the last packet of a flow.
     #[inline(always)]
     const fn of(flow: &'a DirectFlow, hops: u8) -> Self {
+        let DirectFlow { source, destination, path } = flow;
         Self {
-            source: &flow.source,
-            destination: &flow.destination,
-            addresses: Difference::from_wsum(flow.addresses),
-            ports: Difference::from_wsum(flow.ports),
+            source,
+            destination,
+            source_port: path.source_port,
+            destination_port: path.destination_port,
+            addresses: Difference::from_folded(path.addresses),
+            ports: Difference::from_folded(path.ports),
             hops,
         }
     }
@@ -281,7 +295,7 @@ fn rewrite_learned(
     flow: &DirectFlow,
     hops: u8,
 ) -> Option<()> {
-    frame.store::<12>(0, &flow.hardware)?;
+    frame.store::<12>(0, &flow.path.hardware)?;
     rewrite(frame, packet, protocol, &Hop::of(flow, hops))
 }
 
@@ -301,11 +315,11 @@ fn rewrite(frame: &impl Frame, packet: &Packet, protocol: Protocol, hop: &Hop<'_
 #[inline(always)]
 fn store_v4(frame: &impl Frame, packet: &Packet, hop: &Hop<'_>) -> Option<()> {
     let hops = hop.hops;
-    let [source, destination] = [hop.source, hop.destination].map(|end| end.addr.words()[3].to_ne_bytes());
+    let [source, destination] = [hop.source, hop.destination].map(|addr| AddrV4::last_of(addr).octets);
     let [a, b] = hop.addresses.and(difference_of_hops(packet, hops)).apply(packet.checksum);
     let first =
         u64::from_ne_bytes([hops - 1, packet.proto, a, b, source[0], source[1], source[2], source[3]]);
-    let ports = u64::from(hop.source.port.to_be()) << 32 | u64::from(hop.destination.port.to_be()) << 48;
+    let ports = u64::from(hop.source_port.to_be()) << 32 | u64::from(hop.destination_port.to_be()) << 48;
     let second = u64::from(u32::from_le_bytes(destination)) | ports;
     let bytes = u128::from(first) | u128::from(second) << 64;
     frame.store::<16>(packet.header() + 8, &bytes.to_le_bytes())
@@ -321,9 +335,9 @@ const fn difference_of_hops(packet: &Packet, hops: u8) -> Difference {
 #[inline(always)]
 fn store_v6(frame: &impl Frame, packet: &Packet, hop: &Hop<'_>) -> Option<()> {
     store_hops_v6(frame, packet, packet.proto, hop.hops - 1)?;
-    frame.store(packet.header() + 8, &hop.source.addr.octets)?;
-    frame.store(packet.header() + 24, &hop.destination.addr.octets)?;
-    let ports = u32::from(hop.source.port.to_be()) | u32::from(hop.destination.port.to_be()) << 16;
+    frame.store(packet.header() + 8, &hop.source.octets)?;
+    frame.store(packet.header() + 24, &hop.destination.octets)?;
+    let ports = u32::from(hop.source_port.to_be()) | u32::from(hop.destination_port.to_be()) << 16;
     frame.store(packet.payload(), &ports.to_le_bytes())
 }
 

@@ -118,8 +118,10 @@ fn translate<F: Frame, T: Tables>(
     flow: &Flow,
 ) -> Outcome {
     let hop = Hop {
-        source: &flow.source,
-        destination: &flow.destination,
+        source: &flow.source.addr,
+        destination: &flow.destination.addr,
+        source_port: flow.source.port,
+        destination_port: flow.destination.port,
         addresses: Difference::of_addresses(&key.source.addr, &flow.source.addr)
             .and(Difference::of_addresses(&key.destination.addr, &flow.destination.addr)),
         ports: Difference::of_ports(key.source.port, flow.source.port)

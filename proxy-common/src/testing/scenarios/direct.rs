@@ -5,13 +5,15 @@ use super::{Fixture, PROTOCOLS, scenarios};
 use crate::{
     Protocol,
     checksum::Difference,
-    layout::{DirectFlow, DirectKey, DirectState, DirectWatch, Endpoint, ServiceCounts, XdpLinkValue},
+    layout::{
+        DirectFlow, DirectKey, DirectPath, DirectWatch, Endpoint, ServiceCounts, XdpLinkValue, direct_flags,
+    },
     link::Outcome,
     packet::{TcpFlags, Tuple},
     testing::{ChecksumState, Hook, InputFrame, LO, TestNode, TestPacket},
 };
 
-const EPOCH: u64 = 7;
+const EPOCH: u32 = 7;
 const SERVICE: u32 = 42;
 const TO: [u8; 6] = [2, 1, 2, 3, 4, 5];
 const FROM: [u8; 6] = [2, 6, 7, 8, 9, 10];
@@ -28,31 +30,30 @@ fn entry(before: &TestPacket, after: &TestPacket) -> (DirectKey, DirectFlow) {
     let mut hardware = [0; 12];
     hardware[..6].copy_from_slice(&after.to_mac);
     hardware[6..].copy_from_slice(&after.from_mac);
-    let flow = DirectFlow {
-        source,
-        destination,
+    let path = DirectPath {
+        until_ns: u64::MAX,
         hardware,
         in_link: LO,
         out_link: 4_711,
         service: SERVICE,
-        addresses: addresses.wsum(),
-        ports: ports.wsum(),
-        longest: 1_500,
         priority: 0,
         acknowledged: 0,
-        traffic_class: 0,
-        state: DirectState::Approved as u8,
-        to_endpoint: 1,
-        zero: 0,
         epoch: EPOCH,
-        until_ns: u64::MAX,
+        source_port: source.port,
+        destination_port: destination.port,
+        addresses: addresses.folded(),
+        ports: ports.folded(),
+        longest: 1_500,
+        traffic_class: 0,
+        flags: direct_flags::APPROVED | direct_flags::TO_ENDPOINT,
     };
+    let flow = DirectFlow { source: source.addr, destination: destination.addr, path };
     (DirectKey::new(protocol, tuple), flow)
 }
 
 /// Returns a packet of a client on the direct path, and what it becomes. Every field changes.
 fn learned(node: &mut TestNode<'_>, protocol: Protocol) -> (TestPacket, TestPacket) {
-    node.config.node.direct_epoch = EPOCH;
+    node.config.node.direct_epoch = EPOCH.into();
     let fixture = Fixture::new(node, protocol);
     let before = fixture.next();
     let source = super::addr(node.ip.node, 2_001);
@@ -123,7 +124,7 @@ const XDP_LINK: XdpLinkValue = XdpLinkValue { address: [0; 6], takes_frames: 0, 
 pub(super) fn learned_by_xdp(node: &mut TestNode<'_>, protocol: Protocol) -> (TestPacket, TestPacket) {
     let learned = learned(node, protocol);
     node.config.xdp_links.insert(LO, XDP_LINK);
-    node.change_direct_flows(|flow| flow.out_link = LO);
+    node.change_direct_flows(|flow| flow.path.out_link = LO);
     node.write_maps();
     learned
 }
@@ -143,7 +144,7 @@ fn packets_of_a_learned_flow_leave_before_the_stack(node: &mut TestNode<'_>) {
 /// An entry that was written at the time zero is older than any change.
 fn flow_whose_time_is_over_takes_the_direct_path_while_nothing_changes(node: &mut TestNode<'_>) {
     let (before, after) = learned_by_xdp(node, Protocol::Udp);
-    node.change_direct_flows(|flow| flow.until_ns = 1);
+    node.change_direct_flows(|flow| flow.path.until_ns = 1);
     let watch = DirectWatch { since_ns: 0, until_ns: u64::MAX };
     for (watch, lease_ns, is_direct) in [
         (watch, u64::MAX, true),
@@ -209,8 +210,8 @@ fn link_that_cannot_send_frames_back_gets_them_by_redirection(node: &mut TestNod
 fn padding_of_a_short_frame_does_not_make_its_packet_longer(node: &mut TestNode<'_>) {
     for protocol in PROTOCOLS {
         let (before, after) = learned_by_xdp(node, protocol);
-        let length = u32::try_from(before.to_ip_packet().len()).expect("short");
-        node.change_direct_flows(|flow| flow.longest = length);
+        let length = u16::try_from(before.to_ip_packet().len()).expect("short");
+        node.change_direct_flows(|flow| flow.path.longest = length);
         let padded = |packet: &TestPacket| [packet.to_frame(), [0; 9].to_vec()].concat();
         for (hook, outcome) in [(Hook::Xdp, Outcome::Transmit), (Hook::Ingress, Outcome::Redirect)] {
             let result =
@@ -224,7 +225,7 @@ fn padding_of_a_short_frame_does_not_make_its_packet_longer(node: &mut TestNode<
 
 fn flow_that_leaves_on_a_link_without_xdp_goes_to_the_stack(node: &mut TestNode<'_>) {
     let (before, after) = learned_by_xdp(node, Protocol::Udp);
-    node.change_direct_flows(|flow| flow.out_link = 4_711);
+    node.change_direct_flows(|flow| flow.path.out_link = 4_711);
     node.xdp(&before).is_left_alone();
     let takes_none = XdpLinkValue { address: TO, ..XDP_LINK };
     node.config.xdp_links.insert(4_711, takes_none);

@@ -7,10 +7,13 @@
 
 use std::{path::Path, thread::JoinHandle};
 
-use aya::maps::{HashMap, MapData};
+use aya::maps::{HashMap, MapData, MapError};
 use proxy_common::{
     Protocol,
-    layout::{DirectFlow, DirectKey, DirectState, Direction, Flow, FlowKey},
+    layout::{
+        DirectFlow, DirectFlowV4, DirectKey, DirectKeyV4, DirectPath, Direction, Endpoint, Flow, FlowKey,
+        direct_flags,
+    },
     packet::Tuple,
 };
 
@@ -41,7 +44,7 @@ impl DirectApprover {
         let mut requests = RingReader::new(object, "direct_requests")?;
         let mut approval = Approval {
             flows: open_pinned(directory, "flows")?,
-            direct_flows: open_pinned(directory, "direct_flows")?,
+            direct_flows: DirectFlows::open(directory)?,
             conntrack: None,
             is_failing: false,
         };
@@ -64,10 +67,39 @@ impl Drop for DirectApprover {
     }
 }
 
+/// The maps `direct_flows_v4` and `direct_flows_v6`.
+struct DirectFlows {
+    v4: HashMap<MapData, DirectKeyV4, DirectFlowV4>,
+    v6: HashMap<MapData, DirectKey, DirectFlow>,
+}
+
+impl DirectFlows {
+    /// Opens the maps that are pinned in `directory`.
+    fn open(directory: &Path) -> Result<Self, KernelError> {
+        let v4 = open_pinned(directory, "direct_flows_v4")?;
+        Ok(Self { v4, v6: open_pinned(directory, "direct_flows_v6")? })
+    }
+
+    fn get(&self, key: &DirectKey) -> Result<DirectFlow, MapError> {
+        match key.v4() {
+            Some(key) => self.v4.get(&key, 0).map(DirectFlow::from),
+            None => self.v6.get(key, 0),
+        }
+    }
+
+    /// Writes an entry, unless there is none.
+    fn replace(&mut self, key: &DirectKey, flow: &DirectFlow) -> Result<(), MapError> {
+        match key.v4() {
+            Some(key) => self.v4.insert(key, flow.v4(), ONLY_EXISTING),
+            None => self.v6.insert(key, flow, ONLY_EXISTING),
+        }
+    }
+}
+
 /// Approves connections.
 struct Approval {
     flows: HashMap<MapData, FlowKey, Flow>,
-    direct_flows: HashMap<MapData, DirectKey, DirectFlow>,
+    direct_flows: DirectFlows,
     /// Opened for the first request.
     conntrack: Option<LiberalConnections>,
     /// The last request failed, and that was logged.
@@ -77,14 +109,15 @@ struct Approval {
 impl Approval {
     /// Approves a connection, unless it ended meanwhile. After an error, the programs ask again.
     fn decide(&mut self, key: &DirectKey) {
-        let Ok(flow) = self.direct_flows.get(key, 0) else { return };
+        let Ok(flow) = self.direct_flows.get(key) else { return };
         let Some(original) = self.seen_by_conntrack(key, &flow) else { return };
         match self.accept_any_sequence(original) {
             Ok(()) => {
                 self.is_failing = false;
-                let approved = DirectFlow { state: DirectState::Approved as u8, until_ns: 1, ..flow };
+                let flags = flow.path.flags | direct_flags::APPROVED;
+                let path = DirectPath { flags, until_ns: 1, ..flow.path };
                 // The programs may have removed it.
-                let _ = self.direct_flows.insert(key, approved, ONLY_EXISTING);
+                let _ = self.direct_flows.replace(key, &DirectFlow { path, ..flow });
             }
             Err(error) => {
                 self.conntrack = None;
@@ -98,10 +131,11 @@ impl Approval {
     /// Returns the original direction of a connection as conntrack sees it: after the programs
     /// translated the destination, and before they translate the source.
     fn seen_by_conntrack(&self, key: &DirectKey, flow: &DirectFlow) -> Option<AddressPair> {
-        let (source, destination) = if flow.to_endpoint != 0 {
+        let DirectPath { source_port, destination_port, flags, .. } = flow.path;
+        let (source, destination) = if flags & direct_flags::TO_ENDPOINT != 0 {
             (key.source, key.destination)
         } else {
-            (flow.destination, flow.source)
+            (Endpoint::new(flow.destination, destination_port), Endpoint::new(flow.source, source_port))
         };
         let protocol = Protocol::from_number(key.proto)?;
         let original = FlowKey::new(Direction::Original, protocol, Tuple { source, destination });

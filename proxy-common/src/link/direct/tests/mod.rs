@@ -11,7 +11,7 @@ use crate::{
     Addr,
     Protocol::{self, Tcp, Udp},
     checksum::Difference,
-    layout::{DirectState, DirectWatch, Direction, Masquerading, flags},
+    layout::{DirectWatch, Direction, Masquerading, direct_flags, flags},
     packet::{Route, TcpFlags},
     testing::{Addresses, FrameRunner as _, Hook, InputFrame, MemoryMaps, TestNode, TestPacket},
 };
@@ -106,7 +106,8 @@ impl Node {
         let mut state = self.maps.state.borrow_mut();
         for key in self.maps.direct_requests.borrow_mut().drain(..) {
             let flow = state.direct_flows.get_mut(&key).expect("it is pending");
-            (flow.state, flow.until_ns) = (DirectState::Approved as u8, 1);
+            flow.path.flags |= direct_flags::APPROVED;
+            flow.path.until_ns = 1;
         }
     }
 
@@ -222,6 +223,19 @@ fn new_flow_is_not_learned() {
     node.pass(119_000 * MILLISECOND);
     node.maps.state.borrow_mut().flows.values_mut().for_each(|flow| flow.used_ns = node.maps.now_ns.get());
     assert_eq!([(); 3].map(|()| node.exchange(PLAIN)), [[Way::Stack; 2]; 3]);
+}
+
+#[test]
+fn packet_that_renews_the_time_of_its_flow_is_learned_from() {
+    for protocol in [Tcp, Udp] {
+        let mut node = Node::new(protocol, true);
+        node.pass(1_500 * MILLISECOND);
+        let request = node.request(PLAIN);
+        assert_eq!(node.send(&request), Way::Stack);
+        node.approve();
+        assert_eq!(node.send(&request), if protocol == Tcp { Way::Stack } else { Way::Direct });
+        assert_eq!(node.send(&request), Way::Direct);
+    }
 }
 
 #[test]

@@ -63,6 +63,8 @@ fn first_packet_of_a_flow_and_of_each_half_second_leaves_by_the_kernels_next_hop
 #[test]
 fn kernel_is_asked_again_after_half_a_second() {
     let mut node = Node::remembering(Udp, false);
+    // No packet is learned from.
+    node.maps.random.set(1);
     node.pass(LEASE_NS - 1);
     assert_eq!(node.exchange(PLAIN), [Way::Direct; 2]);
     node.pass(1);

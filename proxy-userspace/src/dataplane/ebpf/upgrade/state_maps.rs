@@ -9,8 +9,8 @@ use aya::{
 use proxy_common::{
     Addr, for_each_map,
     layout::{
-        AffinityKey, AffinityValue, Connection, DirectFlow, DirectKey, Endpoint, Flow, FlowKey, FragmentKey,
-        FragmentValue, MAPS, MapContent, SocketPeer, UdpSocket,
+        AffinityKey, AffinityValue, Connection, DirectFlow, DirectFlowV4, DirectKey, DirectKeyV4, Endpoint,
+        Flow, FlowKey, FragmentKey, FragmentValue, MAPS, MapContent, SocketPeer, UdpSocket,
     },
 };
 
