@@ -65,7 +65,7 @@ fn find<K, V: Value>(
     acknowledged: u32,
 ) -> Option<DirectFlow> {
     let flow = map.get_ptr_mut(key)?;
-    // SAFETY: as in `answered_flow`.
+    // SAFETY: as in `flows::answered_flow`.
     unsafe {
         if tcp.has_ack() && (*flow).path().acknowledged != acknowledged {
             (*V::path_mut(flow)).acknowledged = acknowledged;
@@ -117,7 +117,7 @@ fn put_v6(key: &DirectKey, source: &Addr, destination: &Addr, path: &DirectPath)
 fn put<K, V: Value>(map: &'static LruHashMap<K, V, PLACEHOLDER>, key: &K, flow: &V) {
     let path = flow.path();
     if let Some(entry) = map.get_ptr_mut(key) {
-        // SAFETY: as in `touch_flow`. If the kernel gave the element to another flow between
+        // SAFETY: as in `flows::touch_flow`. If the kernel gave the element to another flow between
         // the comparison and the writes, that flow takes the direct path for one lease
         // more, with packets as long as this one.
         unsafe {
