@@ -3,7 +3,7 @@
 
 use super::{LEASE_NS, is_plain, longest};
 use crate::{
-    Addr, Protocol, hash,
+    Protocol, hash,
     layout::{DirectWatch, Endpoint, KnownRoute},
     link::original::ClientPacket,
     packet::{Frame, Packet, Route, RoutedPacket},
@@ -50,8 +50,8 @@ impl KnownRoute {
 
     /// No route.
     pub const NONE: Self = Self {
-        source: Endpoint::new(Addr::UNSPECIFIED_V6, 0),
-        destination: Endpoint::new(Addr::UNSPECIFIED_V6, 0),
+        source: Endpoint::NONE,
+        destination: Endpoint::NONE,
         hardware: [0; 12],
         in_link: 0,
         out_link: 0,
@@ -99,8 +99,8 @@ impl KnownRoute {
         (route.link, route.hardware) = (self.out_link, self.hardware);
     }
 
-    /// Sets the route that the kernel has found for a packet that came in on a link. It writes field
-    /// by field, because a whole value would need stack.
+    /// Sets the route that the kernel has found for a packet that came in on a link. It writes
+    /// field by field, because a whole value would need stack.
     #[inline(always)]
     pub fn set(&mut self, packet: &RoutedPacket<'_>, link: u32, route: &Route, now_ns: u64) {
         self.source = *packet.source;
