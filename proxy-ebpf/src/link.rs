@@ -40,6 +40,9 @@ pub fn tunneled<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
 /// Handles a packet that leaves on a link.
 #[inline(always)]
 pub fn egress<L: Layer, P: EntryPoint>(skb: &Skb<L>) -> i32 {
+    if link::leaves_at_once(skb) {
+        return NEXT;
+    }
     maps::begin_capture(skb);
     let Some((header, version)) = skb.ip() else { return NEXT };
     let code = code(link::egress(skb, &Kernel::<P>::NEW, header, version));

@@ -55,7 +55,19 @@ pub fn ingress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: 
     }
 }
 
-/// Handles a packet that leaves on a link.
+/// Returns true for a packet that took the direct path to the link where it leaves, and that has
+/// nothing else to be done. Takes its note. Most packets on the direct path need no more.
+#[inline(always)]
+pub fn leaves_at_once(frame: &impl Frame) -> bool {
+    let note = frame.note();
+    let is_done = note & Notes::ALL == Notes::FORWARDED && frame.mark() == 0;
+    if is_done {
+        frame.set_note(note & !Notes::FORWARDED);
+    }
+    is_done
+}
+
+/// Handles a packet that leaves on a link, unless it [`leaves_at_once`].
 #[inline(always)]
 pub fn egress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
     let notes = Notes::take(frame);

@@ -41,8 +41,9 @@ use crate::{
 pub const LEASE_NS: u64 = 500_000_000;
 
 /// A flow is learned if its time is at least this old. So it is not about to end: the programs
-/// write the time when a connection begins and ends.
-const LEARN_AFTER_NS: u64 = 5_000_000;
+/// write the time when a connection begins and ends. A coarse clock makes it a tick of the kernel
+/// (1 to 10 ms).
+const LEARN_AFTER_NS: u64 = 1_000_000;
 
 /// One in so many packets of an old flow that is not on the direct path may be learned from.
 const SAMPLE: u32 = 8;
