@@ -59,11 +59,13 @@ map_type! {
 map_type! {
     /// The only value of `direct_watch`: what userspace knows of changes to what the kernel does
     /// with forwarded packets. Times are nanoseconds of the monotonic clock.
-    DirectWatch, 16 {
+    DirectWatch, 24 {
         /// When userspace last learned of a change, or began to watch.
         since_ns: u64,
         /// When the value ceases to count. While userspace watches, it raises this time.
         until_ns: u64,
+        /// Until when routes depend on addresses only, and not on ports.
+        portless_until_ns: u64,
     }
 }
 

@@ -67,7 +67,7 @@ impl Default for ConfigMaps {
             local_links: BTreeSet::new(),
             masquerade_addresses: BTreeMap::new(),
             direct_links: BTreeSet::new(),
-            direct_watch: DirectWatch { since_ns: 0, until_ns: 0 },
+            direct_watch: DirectWatch::NONE,
             xdp_links: BTreeMap::new(),
             dsr_endpoints: BTreeMap::new(),
             dsr_nodes: BTreeSet::new(),

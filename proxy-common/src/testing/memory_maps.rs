@@ -284,17 +284,20 @@ impl Tables for MemoryMaps {
 
     fn known_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &mut Route) -> bool {
         let routes = self.routes.borrow();
-        let watch = Some(self.config.direct_watch);
-        let usable = |known: &&KnownRoute| known.is_usable(packet, link, self.now_ns.get(), watch);
-        let Some(known) = routes.get(&KnownRoute::place_of(packet)).filter(usable) else { return false };
+        let (watch, now_ns) = (&self.config.direct_watch, self.now_ns.get());
+        let ports = watch.ports(now_ns);
+        let usable = |known: &&KnownRoute| known.is_usable(packet, link, now_ns, (ports, watch.since_ns));
+        let place = KnownRoute::place_of(packet, ports);
+        let Some(known) = routes.get(&place).filter(usable) else { return false };
         known.give(route);
         true
     }
 
     fn remember_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &Route) {
         let mut routes = self.routes.borrow_mut();
-        let place = KnownRoute::place_of(packet);
-        routes.entry(place).or_insert(KnownRoute::NONE).set(packet, link, route, self.now_ns.get());
+        let now_ns = self.now_ns.get();
+        let place = KnownRoute::place_of(packet, self.config.direct_watch.ports(now_ns));
+        routes.entry(place).or_insert(KnownRoute::NONE).set(packet, link, route, now_ns);
     }
 
     fn xdp_link(&self, link: u32) -> Option<XdpLinkValue> {

@@ -2,7 +2,7 @@
 
 use proxy_common::{
     Addr,
-    layout::{KnownRoute, VlanKey},
+    layout::{DirectWatch, KnownRoute, VlanKey},
     packet::{Route, RoutedPacket},
 };
 
@@ -34,18 +34,21 @@ pub fn is_vlan(vlan: &VlanKey) -> bool {
 
 #[inline(always)]
 pub(super) fn known_route(packet: &RoutedPacket<'_>, (link, now_ns): (u32, u64), route: &mut Route) -> bool {
-    let Some(known) = ROUTES.get_ptr(KnownRoute::place_of(packet)) else { return false };
+    let watch = DIRECT_WATCH.get(0).copied().unwrap_or(DirectWatch::NONE);
+    let ports = watch.ports(now_ns);
+    let Some(known) = ROUTES.get_ptr(KnownRoute::place_of(packet, ports)) else { return false };
     // SAFETY: the pointer is valid until the program ends. The value is that of this CPU. No other
     // link program runs there meanwhile, because they run with bottom halves disabled. With
     // PREEMPT_RT from kernel 6.18 on, another one can: it may mix two routes, for half a second.
     let known = unsafe { &*known };
     known.give(route);
-    known.is_usable(packet, link, now_ns, DIRECT_WATCH.get(0).copied())
+    known.is_usable(packet, link, now_ns, (ports, watch.since_ns))
 }
 
 #[inline(always)]
 pub(super) fn remember_route(packet: &RoutedPacket<'_>, (link, now_ns): (u32, u64), route: &Route) {
-    if let Some(known) = ROUTES.get_ptr_mut(KnownRoute::place_of(packet)) {
+    let watch = DIRECT_WATCH.get(0).copied().unwrap_or(DirectWatch::NONE);
+    if let Some(known) = ROUTES.get_ptr_mut(KnownRoute::place_of(packet, watch.ports(now_ns))) {
         // SAFETY: as above.
         unsafe { (*known).set(packet, link, route, now_ns) };
     }

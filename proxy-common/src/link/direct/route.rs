@@ -61,24 +61,26 @@ impl KnownRoute {
         until_ns: 0,
     };
 
-    /// Returns the place of the route of packets with this source and destination.
+    /// Returns the place of the route of packets with this source and destination. `ports` is that
+    /// of [`DirectWatch::ports`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the highest bits are few")]
-    pub fn place_of(packet: &RoutedPacket<'_>) -> u32 {
-        let [source, destination] =
-            [packet.source, packet.destination].map(|end| hash::of_address(end.addr.words(), end.port));
+    pub fn place_of(packet: &RoutedPacket<'_>, ports: u16) -> u32 {
+        let hash = |end: &Endpoint| hash::of_address(end.addr.words(), end.port & ports);
+        let [source, destination] = [packet.source, packet.destination].map(hash);
         // The low bits are mixed least.
         ((source ^ destination.rotate_left(u32::BITS)) >> (u64::BITS - Self::PLACES.trailing_zeros())) as u32
     }
 
-    /// Returns true if a packet that comes in on a link may leave by the route.
+    /// Returns true if a packet that comes in on a link may leave by the route. `ports` is that of
+    /// [`DirectWatch::ports`], and `since_ns` the time of the last change.
     #[inline(always)]
     pub fn is_usable(
         &self,
         packet: &RoutedPacket<'_>,
         link: u32,
         now_ns: u64,
-        watch: Option<DirectWatch>,
+        (ports, since_ns): (u16, u64),
     ) -> bool {
         // Few comparisons, because the verifier follows each branch.
         let others = self.in_link ^ link
@@ -86,11 +88,11 @@ impl KnownRoute {
             | u32::from(self.traffic_class ^ packet.traffic_class);
         let written_ns = self.until_ns.wrapping_sub(LEASE_NS);
         others == 0
-            && different_bits(&self.source, packet.source) == 0
-            && different_bits(&self.destination, packet.destination) == 0
+            && different_bits(&self.source, packet.source, ports) == 0
+            && different_bits(&self.destination, packet.destination, ports) == 0
             && packet.length <= self.longest
             && now_ns < self.until_ns
-            && watch.is_none_or(|watch| watch.since_ns <= written_ns)
+            && since_ns <= written_ns
     }
 
     /// Returns link and Ethernet addresses by `route`.
@@ -115,10 +117,25 @@ impl KnownRoute {
     }
 }
 
-/// Returns 0 if both are the same.
+impl DirectWatch {
+    /// No process watches.
+    pub const NONE: Self = Self { since_ns: 0, until_ns: 0, portless_until_ns: 0 };
+
+    /// Returns the bits of ports on which routes depend: all or none.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "all bits are the same")]
+    pub const fn ports(&self, now_ns: u64) -> u16 {
+        // Without a comparison, because the verifier follows each branch. Times stay below half of
+        // the numbers for 292 years.
+        let is_before = now_ns.wrapping_sub(self.portless_until_ns).cast_signed() >> 63;
+        !(is_before.cast_unsigned() as u16)
+    }
+}
+
+/// Returns 0 if both are the same, but for the bits of the port that are not in `ports`.
 #[inline(always)]
-const fn different_bits(one: &Endpoint, other: &Endpoint) -> u32 {
-    one.addr.different_bits(&other.addr) | (one.port ^ other.port) as u32
+const fn different_bits(one: &Endpoint, other: &Endpoint, ports: u16) -> u32 {
+    one.addr.different_bits(&other.addr) | ((one.port ^ other.port) & ports) as u32
 }
 
 /// Finds the way of a packet that the programs may forward, with this source and destination. A
@@ -145,9 +162,9 @@ pub(super) fn find_way<F: Frame, T: Tables>(
     Way::Asked
 }
 
-/// Returns the link where the first packet of a flow leaves, or 0. The route is not remembered.
-/// Otherwise the packet would leave by it, and the kernel would not check that its next hop still
-/// answers. A function call of its own saves stack.
+/// Returns the link where the first packet of a flow leaves, or 0. A route that the kernel tells is
+/// not remembered. Otherwise the packet would leave by it, and the kernel would not check that its
+/// next hop still answers. A function call of its own saves stack.
 #[inline(never)]
 pub(super) fn find_link<F: Frame, T: Tables>(
     frame: &F,
@@ -157,7 +174,13 @@ pub(super) fn find_link<F: Frame, T: Tables>(
 ) -> u32 {
     let mut route = Route::NONE;
     let routed = routed(frame, tables, packet, [&incoming.key.source, &incoming.flow.destination]);
-    if routed.length != 0 && ask(frame, tables, &routed, &mut route) { route.link } else { 0 }
+    if routed.length != 0
+        && (know(tables, &routed, frame.link(), &mut route) || ask(frame, tables, &routed, &mut route))
+    {
+        route.link
+    } else {
+        0
+    }
 }
 
 /// Returns what a route depends on. The length is 0 if the packet must go through the stack.

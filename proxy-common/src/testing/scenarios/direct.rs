@@ -145,7 +145,7 @@ fn packets_of_a_learned_flow_leave_before_the_stack(node: &mut TestNode<'_>) {
 fn flow_whose_time_is_over_takes_the_direct_path_while_nothing_changes(node: &mut TestNode<'_>) {
     let (before, after) = learned_by_xdp(node, Protocol::Udp);
     node.change_direct_flows(|flow| flow.path.until_ns = 1);
-    let watch = DirectWatch { since_ns: 0, until_ns: u64::MAX };
+    let watch = DirectWatch { until_ns: u64::MAX, ..DirectWatch::NONE };
     for (watch, lease_ns, is_direct) in [
         (watch, u64::MAX, true),
         (DirectWatch { since_ns: 1, ..watch }, u64::MAX, false),

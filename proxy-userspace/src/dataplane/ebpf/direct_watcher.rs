@@ -9,7 +9,7 @@ use proxy_common::layout::DirectWatch;
 use super::{maps::open_pinned, plan::step::DirectFields};
 use crate::{
     causes::with_causes,
-    kernel::{KernelError, bpf::Wakeup, clock, forwarding_changes::ForwardingChanges, spawn},
+    kernel::{KernelError, bpf::Wakeup, clock, forwarding_changes::ForwardingChanges, routing_rules, spawn},
     net::{OWN_PROGRAMS, OWN_TABLES},
 };
 
@@ -89,19 +89,24 @@ impl Watch {
     fn watch(&mut self) -> Result<(), KernelError> {
         let result = self.watch_until_end();
         // Nobody watches any more.
-        let withdrawn = self.tell(Duration::ZERO, Duration::ZERO);
+        let withdrawn = self.tell(DirectWatch::NONE);
         result.and(withdrawn)
     }
 
     fn watch_until_end(&mut self) -> Result<(), KernelError> {
         let mut changes = ForwardingChanges::open(OWN_TABLES, OWN_PROGRAMS)?;
         let mut since = clock::monotonic()? + IN_STACK;
+        let mut rules_have_ports = routing_rules::select_by_port()?;
         loop {
-            let began = clock::monotonic()?;
+            let until_ns = clock::nanos(clock::monotonic()? + VALID);
             if changes.take()? {
                 since = clock::monotonic()? + IN_STACK;
+                rules_have_ports = routing_rules::select_by_port()?;
             }
-            self.tell(since, began + VALID)?;
+            // The kernel does not report changes of these sysctls.
+            let have_ports = rules_have_ports || routing_rules::next_hops_depend_on_ports()?;
+            let portless_until_ns = if have_ports { 0 } else { until_ns };
+            self.tell(DirectWatch { since_ns: clock::nanos(since), until_ns, portless_until_ns })?;
             self.is_failing = false;
             if changes.wait(INTERVAL, &self.end)? {
                 return Ok(());
@@ -110,8 +115,7 @@ impl Watch {
         }
     }
 
-    fn tell(&mut self, since: Duration, until: Duration) -> Result<(), KernelError> {
-        let watch = DirectWatch { since_ns: clock::nanos(since), until_ns: clock::nanos(until) };
+    fn tell(&mut self, watch: DirectWatch) -> Result<(), KernelError> {
         self.map.set(0, watch, 0).map_err(KernelError::bpf("write map", MAP))
     }
 }

@@ -94,7 +94,7 @@ impl Node {
     fn watch(&mut self, lease_ns: u64) {
         let config = &mut self.maps.config;
         config.node.direct_lease_ns = lease_ns;
-        config.direct_watch = DirectWatch { since_ns: 0, until_ns: u64::MAX };
+        config.direct_watch = DirectWatch { until_ns: u64::MAX, ..DirectWatch::NONE };
     }
 
     fn pass(&self, ns: u64) {

@@ -76,7 +76,7 @@ fn kernel_is_asked_again_after_a_change() {
     let mut node = Node::remembering(Udp, false);
     let began_ns = node.maps.now_ns.get();
     let mut watch = |since_ns| {
-        node.maps.config.direct_watch = DirectWatch { since_ns, until_ns: u64::MAX };
+        node.maps.config.direct_watch = DirectWatch { since_ns, until_ns: u64::MAX, portless_until_ns: 0 };
         node.exchange(PLAIN)
     };
     assert_eq!(watch(began_ns), [Way::Direct; 2]);
@@ -110,6 +110,28 @@ fn route_is_of_packets_with_the_same_ends_protocol_class_and_link() {
         node.maps.routes.borrow_mut().values_mut().for_each(change);
         assert_eq!(node.exchange(PLAIN), [Way::Stack; 2], "{at}");
     }
+}
+
+/// No rule looks at ports, and no route has several next hops by ports.
+#[test]
+fn routes_that_do_not_depend_on_ports_are_those_of_all_flows_between_two_addresses() {
+    for portless_until_ns in [0, u64::MAX / 2] {
+        let mut node = Node::knowing_next_hops(Udp, false);
+        node.maps.config.direct_watch = DirectWatch { portless_until_ns, ..DirectWatch::NONE };
+        assert_eq!(node.exchange(PLAIN), [Way::Direct; 2]);
+        node.has_routes = false;
+        let mut other = node.request(PLAIN);
+        other.from.set_port(other.from.port() ^ 1);
+        assert_eq!(node.knows_route_of(&other), portless_until_ns != 0);
+        let places = node.maps.routes.borrow().len();
+        assert_eq!(places, 2, "one for each direction");
+    }
+}
+
+#[test]
+fn ports_matter_again_when_userspace_ceases_to_watch() {
+    let watch = DirectWatch { portless_until_ns: 7, ..DirectWatch::NONE };
+    assert_eq!([watch.ports(6), watch.ports(7)], [0, u16::MAX]);
 }
 
 /// Kernels before 6.3 tell the source although the destination is not known.
