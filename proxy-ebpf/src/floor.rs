@@ -22,14 +22,19 @@ fn main() {}
 
 #[cfg(target_arch = "bpf")]
 mod programs {
-    use aya_ebpf::{Global, macros::classifier, programs::TcContext};
+    use aya_ebpf::{
+        Global,
+        macros::{classifier, xdp},
+        programs::{TcContext, XdpContext},
+    };
     use proxy_common::{
         checksum::{Difference, fold_words},
-        packet::{ChecksumCoverage, Frame as _, IpVersion},
+        link::Outcome,
+        packet::{ChecksumCoverage, Frame, IpVersion},
     };
 
     use crate::{
-        ctx::{Ethernet, NEXT, REDIRECT, Skb},
+        ctx::{Ethernet, NEXT, REDIRECT, Skb, Xdp},
         translations::{self, Key, Translation},
     };
 
@@ -48,16 +53,31 @@ mod programs {
     /// Translates packets of IPv4 that the rule names.
     #[classifier]
     pub fn floor_translate(ctx: TcContext) -> i32 {
-        translate(&Skb::new(ctx)).unwrap_or(NEXT)
+        let skb: Skb<Ethernet> = Skb::new(ctx);
+        match translate(&skb) {
+            Some(link) if link != 0 => {
+                skb.redirect(link);
+                REDIRECT
+            }
+            _ => NEXT,
+        }
     }
 
+    /// Does the same before the stack, and sends the packets back on the link.
+    #[xdp]
+    pub fn floor_xdp(ctx: XdpContext) -> u32 {
+        let is_translated = translate(&Xdp::new(ctx)).is_some();
+        Xdp::code(if is_translated { Outcome::Transmit } else { Outcome::Proceed })
+    }
+
+    /// Returns the index of the link on which the packet leaves, or 0 if it goes through the stack.
     #[inline(always)]
-    fn translate(skb: &Skb<Ethernet>) -> Option<i32> {
-        let [ethertype, version]: [u16; 2] = halves(skb.load(HEADER - 2)?);
+    fn translate(frame: &impl Frame) -> Option<u32> {
+        let [ethertype, version]: [u16; 2] = halves(frame.load(HEADER - 2)?);
         if ethertype != 0x0800_u16.to_be() || version.to_ne_bytes()[0] != 0x45 {
             return None;
         }
-        let fields: [u8; 16] = skb.load(HOPS)?;
+        let fields: [u8; 16] = frame.load(HOPS)?;
         let [hops, proto, a, b, ..] = fields;
         if proto != TCP && proto != UDP || hops < 2 {
             return None;
@@ -75,12 +95,8 @@ mod programs {
             return None;
         };
         let translation = if rule[11] == 0 { translation_of(&rule, &key) } else { remembered(&rule, &key) };
-        rewrite(skb, &key, &translation, [hops, proto, a, b])?;
-        if translation.link == 0 {
-            return None;
-        }
-        skb.redirect(translation.link);
-        Some(REDIRECT)
+        rewrite(frame, &key, &translation, [hops, proto, a, b])?;
+        Some(translation.link)
     }
 
     /// Returns true if a packet comes from the end that a rule names, or goes to it.
@@ -123,7 +139,7 @@ mod programs {
 
     /// Writes Ethernet addresses if the packet is redirected, hop limit, addresses and ports.
     #[inline(always)]
-    fn rewrite(skb: &Skb<Ethernet>, key: &Key, to: &Translation, [hops, proto, a, b]: [u8; 4]) -> Option<()> {
+    fn rewrite(frame: &impl Frame, key: &Key, to: &Translation, [hops, proto, a, b]: [u8; 4]) -> Option<()> {
         let addresses = difference(key.addresses, to.addresses);
         let ports = difference(key.ports.map(u32::from), to.ports.map(u32::from));
         let (mut left, mut header) = (hops, addresses);
@@ -132,7 +148,7 @@ mod programs {
             header = header.and(Difference::of_bytes([hops, proto], [left, proto]));
             let [x, y, z] = to.hardware.map(u128::from);
             let [bytes @ .., _, _, _, _] = (x | y << 32 | z << 64).to_le_bytes();
-            skb.store::<12>(0, &bytes)?;
+            frame.store::<12>(0, &bytes)?;
         }
         let [a, b] = header.apply([a, b]);
         let [source, destination] = to.addresses.map(u128::from);
@@ -142,16 +158,16 @@ mod programs {
             | destination << 64
             | from << 96
             | at << 112;
-        skb.store::<16>(HOPS, &bytes.to_le_bytes())?;
+        frame.store::<16>(HOPS, &bytes.to_le_bytes())?;
         let is_optional = proto == UDP;
         let offset = PAYLOAD + if is_optional { 6 } else { 16 };
-        skb.fix_checksum(
+        frame.fix_checksum(
             offset,
             addresses,
             ChecksumCoverage { pseudo_header: Some(IpVersion::V4), is_optional },
         )?;
         if !ports.is_zero() {
-            skb.fix_checksum(offset, ports, ChecksumCoverage { pseudo_header: None, is_optional })?;
+            frame.fix_checksum(offset, ports, ChecksumCoverage { pseudo_header: None, is_optional })?;
         }
         Some(())
     }

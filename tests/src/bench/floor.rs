@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
     programs::{
-        LinkOrder, SchedClassifier, TcAttachType,
+        LinkOrder, SchedClassifier, TcAttachType, Xdp,
         tc::{SchedClassifierLinkId, TcAttachOptions},
     },
     util::KernelVersion,
@@ -26,8 +26,9 @@ static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/shunt-f
 /// The link of the nodes.
 const LINK: &str = "eth0";
 
-/// The program, which gets its rules as constants.
+/// The programs, which get their rules as constants.
 const PROGRAM: &str = "floor_translate";
+pub(super) const XDP_PROGRAM: &str = "floor_xdp";
 
 /// What the programs do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub(super) struct Kind {
     pub(super) redirects: bool,
     /// Each packet is looked up in a table, which gets an entry for each direction of a flow.
     pub(super) remembers: bool,
+    /// XDP sends packets back before the stack. It is not attached: the generator calls it.
+    pub(super) is_xdp: bool,
 }
 
 /// A connection that the programs translate, with both addresses.
@@ -58,7 +61,7 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    /// Attaches programs that translate a connection. Kernel 6.6.
+    /// Attaches programs that translate a connection, or loads the one for XDP. Kernel 6.6.
     pub(super) fn translating(world: &World, kind: Kind, connection: &Connection) -> Result<Self> {
         let mut places: BTreeMap<(String, bool), Rules> = BTreeMap::new();
         for (number, rule) in connection.rules(world, kind)?.iter().enumerate() {
@@ -66,6 +69,10 @@ impl Floor {
             // A hook of a link has at most one rule for packets of the client, and one for those of
             // the endpoint. They take turns in the list.
             rules[number % RULES] = rule.words();
+        }
+        if kind.is_xdp {
+            let programs = places.values().map(load_xdp).collect::<Result<_>>()?;
+            return Ok(Self { _programs: programs });
         }
         let attach =
             |((link, is_egress), rules): (&(String, bool), &Rules)| attach(world, (link, *is_egress), rules);
@@ -78,14 +85,26 @@ pub(super) fn is_possible() -> bool {
     KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(6, 6, 0))
 }
 
-fn attach(world: &World, (link, is_egress): (&str, bool), rules: &Rules) -> Result<Ebpf> {
+/// Loads the programs with their rules.
+fn load(rules: &Rules) -> Result<Ebpf> {
     let mut loader = EbpfLoader::new();
     loader.override_global("RULES", rules, true);
     if !rules.iter().any(|rule| rule[REMEMBERS] != 0) {
         // The program has a table, but does not use it.
         loader.map_max_entries("TRANSLATIONS", 1);
     }
-    let mut ebpf = loader.load(OBJECT)?;
+    Ok(loader.load(OBJECT)?)
+}
+
+fn load_xdp(rules: &Rules) -> Result<Ebpf> {
+    let mut ebpf = load(rules)?;
+    let program: &mut Xdp = ebpf.program_mut(XDP_PROGRAM).context("in the object")?.try_into()?;
+    program.load()?;
+    Ok(ebpf)
+}
+
+fn attach(world: &World, (link, is_egress): (&str, bool), rules: &Rules) -> Result<Ebpf> {
+    let mut ebpf = load(rules)?;
     let program: &mut SchedClassifier = ebpf.program_mut(PROGRAM).context("in the object")?.try_into()?;
     program.load()?;
     let hook = if is_egress { TcAttachType::Egress } else { TcAttachType::Ingress };

@@ -25,7 +25,7 @@ use serde_yaml_ng::Mapping;
 
 use super::{
     Effort, cluster,
-    floor::{Connection, Floor},
+    floor::{self, Connection, Floor},
     paths::{self, NODE},
     protocol::{BenchRequest, BenchResponse, FrameReceiver, PacketBurst, Workload},
     ratio::{Ratio, quantile},
@@ -270,6 +270,7 @@ impl Sender {
             to,
             receiver: match way {
                 Way::XdpNative => FrameReceiver::Proxy,
+                Way::FloorXdpTable => FrameReceiver::Floor,
                 Way::XdpBare => FrameReceiver::Link,
                 _ => FrameReceiver::Stack,
             },
@@ -378,7 +379,11 @@ pub(super) fn send_here(burst: &PacketBurst) -> Result<BenchResponse> {
     ensure!(packets > 0, "no packets");
     super::load::pin_to_last_cpu()?;
     let link = if_nametoindex(LINK).context(LINK)?;
-    let program = (receiver == FrameReceiver::Proxy).then(xdp_program).transpose()?;
+    let program = match receiver {
+        FrameReceiver::Proxy => Some(xdp_program("shunt_xdp")?),
+        FrameReceiver::Floor => Some(xdp_program(floor::XDP_PROGRAM)?),
+        FrameReceiver::Stack | FrameReceiver::Link => None,
+    };
     let to = match &program {
         Some(program) => Receiver::Program(program.as_fd()),
         None if receiver == FrameReceiver::Link => Receiver::Link,
@@ -395,9 +400,9 @@ pub(super) fn send_here(burst: &PacketBurst) -> Result<BenchResponse> {
     Ok(BenchResponse::Sent { per_second: sent / took, share: sent / expected })
 }
 
-/// Returns the program of the proxy, which has just been loaded.
-fn xdp_program() -> Result<OwnedFd> {
-    programs::newest("shunt_xdp")?.context("no XDP program is loaded")
+/// Returns the program with this name, which has just been loaded.
+fn xdp_program(name: &str) -> Result<OwnedFd> {
+    programs::newest(name)?.with_context(|| format!("no program {name} is loaded"))
 }
 
 /// Returns the number of packets that left on all links.

@@ -41,6 +41,8 @@ pub enum FrameReceiver {
     Stack,
     /// The proxy's XDP program, as if the driver of the link ran it.
     Proxy,
+    /// The same with an XDP program that translates by constants.
+    Floor,
     /// The link on which they come in.
     Link,
 }

@@ -51,17 +51,21 @@ pub enum Way {
     FloorDirect,
     /// The same, and each packet is looked up in a table that has every flow.
     FloorDirectTable,
+    /// The same with XDP, which sends packets back before the stack. Only for packets of the
+    /// kernel.
+    FloorXdpTable,
 }
 
 impl Way {
     /// All ways. Conntrack translates connections in the last three. Afterwards the kernel tracks
     /// connections for a while.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Routed,
         Self::FloorPrograms,
         Self::FloorProgramsTable,
         Self::FloorDirect,
         Self::FloorDirectTable,
+        Self::FloorXdpTable,
         Self::Default,
         Self::Masquerading,
         Self::Direct,
@@ -97,6 +101,7 @@ impl Way {
             Self::FloorProgramsTable => "constants and a table",
             Self::FloorDirect => "constants, direct",
             Self::FloorDirectTable => "the same and a table",
+            Self::FloorXdpTable => "the same with XDP",
         }
     }
 
@@ -105,7 +110,7 @@ impl Way {
     }
 
     pub(super) const fn is_xdp(self) -> bool {
-        matches!(self, Self::XdpGeneric | Self::XdpNative | Self::XdpBare)
+        matches!(self, Self::XdpGeneric | Self::XdpNative | Self::XdpBare | Self::FloorXdpTable)
     }
 
     /// Returns what the programs of this way do, if it is one without a proxy.
@@ -114,10 +119,10 @@ impl Way {
             Self::FloorPrograms => (false, false),
             Self::FloorProgramsTable => (false, true),
             Self::FloorDirect => (true, false),
-            Self::FloorDirectTable => (true, true),
+            Self::FloorDirectTable | Self::FloorXdpTable => (true, true),
             _ => return None,
         };
-        Some(floor::Kind { redirects, remembers })
+        Some(floor::Kind { redirects, remembers, is_xdp: self.is_xdp() })
     }
 
     /// Returns true if this kernel can measure the way.
@@ -128,7 +133,14 @@ impl Way {
     /// Returns mode and configuration of the proxy, unless this way has none.
     pub(super) fn proxy(self) -> Result<Option<(&'static str, Mapping)>> {
         let shunt = match self {
-            Self::Routed | Self::KernelNat | Self::XdpBare => return Ok(None),
+            Self::Routed
+            | Self::KernelNat
+            | Self::XdpBare
+            | Self::FloorPrograms
+            | Self::FloorProgramsTable
+            | Self::FloorDirect
+            | Self::FloorDirectTable
+            | Self::FloorXdpTable => return Ok(None),
             Self::Nftables => return Ok(Some(("nftables", Mapping::new()))),
             Self::Default => return Ok(Some(("ebpf", Mapping::new()))),
             Self::Programs => "links: {path: programs}",
@@ -142,9 +154,6 @@ impl Way {
                 "dsr: {enabled: true}, links: {path: direct, direct: whole, masquerade: programs}"
             }
             Self::DsrReturn => "dsr: {enabled: true, return: tunnel}",
-            Self::FloorPrograms | Self::FloorProgramsTable | Self::FloorDirect | Self::FloorDirectTable => {
-                return Ok(None);
-            }
         };
         Ok(Some(("ebpf", serde_yaml_ng::from_str(&format!("{{shunt: {{{shunt}}}}}"))?)))
     }
