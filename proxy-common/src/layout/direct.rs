@@ -169,8 +169,8 @@ impl From<DirectFlowV4> for DirectFlow {
 }
 
 map_type! {
-    /// Value of `routes`: where the kernel forwards the packets of one direction of a whole flow.
-    /// It is the last answer of the kernel.
+    /// Value of `routes`: where the kernel forwards packets of whole flows between two addresses.
+    /// It is the last answer of the kernel. Ports count only if routes depend on them.
     KnownRoute, 72 {
         /// The source of the packets after translation of the destination.
         source: Endpoint,

@@ -64,7 +64,7 @@ map_type! {
         since_ns: u64,
         /// When the value ceases to count. While userspace watches, it raises this time.
         until_ns: u64,
-        /// Until when routes depend on addresses only, and not on ports.
+        /// Until when routes do not depend on ports.
         portless_until_ns: u64,
     }
 }

@@ -76,6 +76,10 @@ impl Tuple {
     }
 }
 
+/// The bits of a traffic class that routes, rules and queues look at: all but those of explicit
+/// congestion notification (ECN, RFC 3168), which differ between the packets of a connection.
+pub const DSCP: u8 = 0xfc;
+
 /// The bytes of an Ethernet header.
 pub const ETHERNET_HEADER: u32 = 14;
 

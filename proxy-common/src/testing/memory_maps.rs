@@ -285,7 +285,7 @@ impl Tables for MemoryMaps {
     fn known_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &mut Route) -> bool {
         let routes = self.routes.borrow();
         let (watch, now_ns) = (&self.config.direct_watch, self.now_ns.get());
-        let ports = watch.ports(now_ns);
+        let ports = watch.port_mask(now_ns);
         let usable = |known: &&KnownRoute| known.is_usable(packet, link, now_ns, (ports, watch.since_ns));
         let place = KnownRoute::place_of(packet, ports);
         let Some(known) = routes.get(&place).filter(usable) else { return false };
@@ -296,7 +296,7 @@ impl Tables for MemoryMaps {
     fn remember_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &Route) {
         let mut routes = self.routes.borrow_mut();
         let now_ns = self.now_ns.get();
-        let place = KnownRoute::place_of(packet, self.config.direct_watch.ports(now_ns));
+        let place = KnownRoute::place_of(packet, self.config.direct_watch.port_mask(now_ns));
         routes.entry(place).or_insert(KnownRoute::NONE).set(packet, link, route, now_ns);
     }
 

@@ -11,15 +11,11 @@ use aya_ebpf::{
 };
 use proxy_common::{
     Addr,
-    packet::{IpVersion, Route, RoutedPacket},
+    packet::{DSCP, IpVersion, Route, RoutedPacket},
 };
 
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
-
-/// The bits of the traffic class that routes look at in IPv4 (`INET_DSCP_MASK`): all but those for
-/// congestion.
-const DSCP: u8 = 0xfc;
 
 /// Asks for the route of a packet that came in on a link. Returns false if the kernel would not
 /// forward it.
@@ -46,7 +42,7 @@ pub fn find_route(skb: *mut __sk_buff, link: u32, packet: &RoutedPacket<'_>, rou
         }
         IpVersion::V6 => {
             parameters.family = AF_INET6;
-            parameters.__bindgen_anon_2.flowinfo = (u32::from(packet.traffic_class) << 20).to_be();
+            parameters.__bindgen_anon_2.flowinfo = (u32::from(packet.traffic_class & DSCP) << 20).to_be();
             parameters.__bindgen_anon_3.ipv6_src = [a, b, c, d];
             parameters.__bindgen_anon_4.ipv6_dst = [e, f, g, h];
         }

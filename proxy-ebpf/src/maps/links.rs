@@ -35,7 +35,7 @@ pub fn is_vlan(vlan: &VlanKey) -> bool {
 #[inline(always)]
 pub(super) fn known_route(packet: &RoutedPacket<'_>, (link, now_ns): (u32, u64), route: &mut Route) -> bool {
     let watch = DIRECT_WATCH.get(0).copied().unwrap_or(DirectWatch::NONE);
-    let ports = watch.ports(now_ns);
+    let ports = watch.port_mask(now_ns);
     let Some(known) = ROUTES.get_ptr(KnownRoute::place_of(packet, ports)) else { return false };
     // SAFETY: the pointer is valid until the program ends. The value is that of this CPU. No other
     // link program runs there meanwhile, because they run with bottom halves disabled. With
@@ -48,7 +48,7 @@ pub(super) fn known_route(packet: &RoutedPacket<'_>, (link, now_ns): (u32, u64),
 #[inline(always)]
 pub(super) fn remember_route(packet: &RoutedPacket<'_>, (link, now_ns): (u32, u64), route: &Route) {
     let watch = DIRECT_WATCH.get(0).copied().unwrap_or(DirectWatch::NONE);
-    if let Some(known) = ROUTES.get_ptr_mut(KnownRoute::place_of(packet, watch.ports(now_ns))) {
+    if let Some(known) = ROUTES.get_ptr_mut(KnownRoute::place_of(packet, watch.port_mask(now_ns))) {
         // SAFETY: as above.
         unsafe { (*known).set(packet, link, route, now_ns) };
     }

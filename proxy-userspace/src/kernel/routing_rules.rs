@@ -23,7 +23,7 @@ kernel_constants! {
     FRA_DPORT_RANGE = 24,
 }
 
-/// Which parts of a packet choose among the next hops of a route: 0 for addresses only.
+/// Which parts of a packet choose among the next hops of a route. With 0, ports do not.
 const MULTIPATH_POLICIES: [Sysctl; 2] =
     [Sysctl("ipv4/fib_multipath_hash_policy"), Sysctl("ipv6/fib_multipath_hash_policy")];
 

@@ -31,7 +31,7 @@ use crate::{
         Counter, DirectFlow, DirectKey, DirectPath, Flow, FlowKey, ProgramError, ServiceEvent, direct_flags,
         flow_state,
     },
-    packet::{ETHERNET_HEADER, Fragment, Frame, IpVersion, Packet, TcpFlags, Tuple},
+    packet::{DSCP, ETHERNET_HEADER, Fragment, Frame, IpVersion, Packet, TcpFlags, Tuple},
     rewrite::TransportChecksum,
     tables::Tables,
 };
@@ -41,9 +41,9 @@ use crate::{
 pub const LEASE_NS: u64 = 500_000_000;
 
 /// A flow is learned if its time is at least this old. So it is not about to end: the programs
-/// write the time when a connection begins and ends. A coarse clock makes it a tick of the kernel
-/// (1 to 10 ms).
-const LEARN_AFTER_NS: u64 = 1_000_000;
+/// write the time when a connection begins and ends. A coarse clock makes it the next tick of the
+/// kernel. This is a little less than the shortest tick, 1 ms.
+const LEARN_AFTER_NS: u64 = 900_000;
 
 /// One in so many packets of an old flow that is not on the direct path may be learned from.
 const SAMPLE: u32 = 8;
@@ -199,7 +199,7 @@ fn is_like(
         && path.epoch == epoch(tables)
         && is_current(tables, path.until_ns)
         && path.in_link == frame.link()
-        && path.traffic_class == traffic_class
+        && (path.traffic_class ^ traffic_class) & DSCP == 0
         && hops > 1
         && frame.mark() == 0
         && is_plain(frame, packet)

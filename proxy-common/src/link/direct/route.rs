@@ -6,7 +6,7 @@ use crate::{
     Protocol, hash,
     layout::{DirectWatch, Endpoint, KnownRoute},
     link::original::ClientPacket,
-    packet::{Frame, Packet, Route, RoutedPacket},
+    packet::{DSCP, Frame, Packet, Route, RoutedPacket},
     tables::Tables,
 };
 
@@ -61,19 +61,20 @@ impl KnownRoute {
         until_ns: 0,
     };
 
-    /// Returns the place of the route of packets with this source and destination. `ports` is that
-    /// of [`DirectWatch::ports`].
+    /// Returns the place of the route of packets with this source, destination and protocol.
+    /// `ports` is [`DirectWatch::port_mask`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the highest bits are few")]
     pub fn place_of(packet: &RoutedPacket<'_>, ports: u16) -> u32 {
-        let hash = |end: &Endpoint| hash::of_address(end.addr.words(), end.port & ports);
+        let proto = u16::from(packet.proto);
+        let hash = |end: &Endpoint| hash::of_address(end.addr.words(), end.port & ports ^ proto);
         let [source, destination] = [packet.source, packet.destination].map(hash);
         // The low bits are mixed least.
         ((source ^ destination.rotate_left(u32::BITS)) >> (u64::BITS - Self::PLACES.trailing_zeros())) as u32
     }
 
-    /// Returns true if a packet that comes in on a link may leave by the route. `ports` is that of
-    /// [`DirectWatch::ports`], and `since_ns` the time of the last change.
+    /// Returns true if a packet that comes in on a link may leave by the route. `ports` is
+    /// [`DirectWatch::port_mask`], and `since_ns` the time of the last change.
     #[inline(always)]
     pub fn is_usable(
         &self,
@@ -85,7 +86,7 @@ impl KnownRoute {
         // Few comparisons, because the verifier follows each branch.
         let others = self.in_link ^ link
             | u32::from(self.proto ^ packet.proto)
-            | u32::from(self.traffic_class ^ packet.traffic_class);
+            | u32::from((self.traffic_class ^ packet.traffic_class) & DSCP);
         let written_ns = self.until_ns.wrapping_sub(LEASE_NS);
         others == 0
             && different_bits(&self.source, packet.source, ports) == 0
@@ -124,7 +125,7 @@ impl DirectWatch {
     /// Returns the bits of ports on which routes depend: all or none.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "all bits are the same")]
-    pub const fn ports(&self, now_ns: u64) -> u16 {
+    pub const fn port_mask(&self, now_ns: u64) -> u16 {
         // Without a comparison, because the verifier follows each branch. Times stay below half of
         // the numbers for 292 years.
         let is_before = now_ns.wrapping_sub(self.portless_until_ns).cast_signed() >> 63;

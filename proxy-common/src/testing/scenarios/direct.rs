@@ -111,6 +111,15 @@ fn unusual_packets_of_a_learned_flow_are_translated_and_go_through_the_stack(nod
     node.ingress(&before).is_redirected_as(&after);
 }
 
+/// Those of a connection with ECN, of which acknowledgements without data are not capable.
+fn packets_with_any_code_of_ecn_take_the_direct_path(node: &mut TestNode<'_>) {
+    let (before, after) = learned(node, Protocol::Tcp);
+    for traffic_class in 0..4 {
+        let with = |packet: &TestPacket| TestPacket { traffic_class, ..packet.clone() };
+        node.ingress(&with(&before)).is_redirected_as(&with(&after));
+    }
+}
+
 fn end_of_a_connection_ends_its_direct_path(node: &mut TestNode<'_>) {
     let (before, after) = learned(node, Protocol::Tcp);
     let begin = before.clone().flags(TcpFlags::SYN_ALONE);
@@ -248,6 +257,7 @@ scenarios! {
     sum_of_the_hardware_stays_correct_on_the_direct_path,
     datagram_without_a_checksum_gets_none_on_the_direct_path,
     unusual_packets_of_a_learned_flow_are_translated_and_go_through_the_stack,
+    packets_with_any_code_of_ecn_take_the_direct_path,
     end_of_a_connection_ends_its_direct_path,
     flow_whose_time_is_over_takes_the_direct_path_while_nothing_changes,
 }

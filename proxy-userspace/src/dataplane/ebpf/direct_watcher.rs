@@ -97,15 +97,20 @@ impl Watch {
         let mut changes = ForwardingChanges::open(OWN_TABLES, OWN_PROGRAMS)?;
         let mut since = clock::monotonic()? + IN_STACK;
         let mut rules_have_ports = routing_rules::select_by_port()?;
+        let mut next_hops_have_ports = routing_rules::next_hops_depend_on_ports()?;
         loop {
             let until_ns = clock::nanos(clock::monotonic()? + VALID);
-            if changes.take()? {
-                since = clock::monotonic()? + IN_STACK;
+            // The kernel does not report changes of these sysctls.
+            let before = next_hops_have_ports;
+            next_hops_have_ports = routing_rules::next_hops_depend_on_ports()?;
+            let is_change = changes.take()?;
+            if is_change {
                 rules_have_ports = routing_rules::select_by_port()?;
             }
-            // The kernel does not report changes of these sysctls.
-            let have_ports = rules_have_ports || routing_rules::next_hops_depend_on_ports()?;
-            let portless_until_ns = if have_ports { 0 } else { until_ns };
+            if is_change || next_hops_have_ports != before {
+                since = clock::monotonic()? + IN_STACK;
+            }
+            let portless_until_ns = if rules_have_ports || next_hops_have_ports { 0 } else { until_ns };
             self.tell(DirectWatch { since_ns: clock::nanos(since), until_ns, portless_until_ns })?;
             self.is_failing = false;
             if changes.wait(INTERVAL, &self.end)? {

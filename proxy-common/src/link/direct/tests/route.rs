@@ -49,7 +49,7 @@ fn remembered_routes_lead_packets_with_ethernet_addresses() {
 
 /// So the kernel keeps its entry for the next hop current.
 #[test]
-fn first_packet_of_a_flow_and_of_each_half_second_leaves_by_the_kernels_next_hop() {
+fn first_packet_of_each_half_second_leaves_by_the_kernels_next_hop() {
     for is_masqueraded in [false, true] {
         let mut node = Node::knowing_next_hops(Udp, is_masqueraded);
         for round in 0..2 {
@@ -102,7 +102,7 @@ fn route_is_of_packets_with_the_same_ends_protocol_class_and_link() {
         |route| route.destination.port ^= 1,
         |route| route.proto ^= 1,
         |route| route.in_link ^= 1,
-        |route| route.traffic_class ^= 1,
+        |route| route.traffic_class ^= 1 << 2,
     ];
     for (at, change) in CHANGES.iter().enumerate() {
         let mut node = Node::remembering(Udp, false);
@@ -128,10 +128,20 @@ fn routes_that_do_not_depend_on_ports_are_those_of_all_flows_between_two_address
     }
 }
 
+/// Those of a connection with ECN, of which acknowledgements without data are not capable.
+#[test]
+fn route_is_the_same_for_all_codes_of_ecn() {
+    let mut node = Node::remembering(Udp, false);
+    for traffic_class in 0..4 {
+        let packet = TestPacket { traffic_class, ..node.request(PLAIN) };
+        assert!(node.knows_route_of(&packet), "{traffic_class}");
+    }
+}
+
 #[test]
 fn ports_matter_again_when_userspace_ceases_to_watch() {
     let watch = DirectWatch { portless_until_ns: 7, ..DirectWatch::NONE };
-    assert_eq!([watch.ports(6), watch.ports(7)], [0, u16::MAX]);
+    assert_eq!([watch.port_mask(6), watch.port_mask(7)], [0, u16::MAX]);
 }
 
 /// Kernels before 6.3 tell the source although the destination is not known.
