@@ -1,4 +1,4 @@
-//! The entry points of programs that only the benchmark attaches: they translate one connection by
+//! The entry points of programs that only the benchmark uses: they translate one connection by
 //! constants. What shunt's programs do cannot cost less.
 //!
 //! Built for the host, this is an empty program.

@@ -1,5 +1,5 @@
-//! Reads the rules that select routing tables (`ip rule`), over rtnetlink, and tells whether routes
-//! depend on ports.
+//! Reads the rules that select routing tables (`ip rule`), over rtnetlink, and how the kernel chooses
+//! among the next hops of a route.
 
 use std::io;
 
@@ -23,19 +23,40 @@ kernel_constants! {
     FRA_DPORT_RANGE = 24,
 }
 
-/// Which parts of a packet choose among the next hops of a route. With 0, ports do not.
+/// Which parts of a packet choose among the next hops of a route. With the policy 0, ports do not.
 const MULTIPATH_POLICIES: [Sysctl; 2] =
     [Sysctl("ipv4/fib_multipath_hash_policy"), Sysctl("ipv6/fib_multipath_hash_policy")];
+/// The same for the policy 3. Kernel 5.14.
+const MULTIPATH_FIELDS: [Sysctl; 2] =
+    [Sysctl("ipv4/fib_multipath_hash_fields"), Sysctl("ipv6/fib_multipath_hash_fields")];
+
+/// How the kernel chooses among the next hops of a route.
+#[derive(Debug, PartialEq, Eq)]
+pub struct MultipathHash {
+    /// The sysctls that this kernel has.
+    policies: Vec<i64>,
+    fields: Vec<i64>,
+}
+
+impl MultipathHash {
+    /// Reads the sysctls of this network namespace.
+    pub fn read() -> Result<Self, KernelError> {
+        let read = |sysctls: [Sysctl; 2]| sysctls.into_iter().filter_map(|sysctl| sysctl.read().transpose());
+        Ok(Self {
+            policies: read(MULTIPATH_POLICIES).collect::<Result<_, _>>()?,
+            fields: read(MULTIPATH_FIELDS).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Returns true if ports may choose the next hop.
+    pub fn may_depend_on_ports(&self) -> bool {
+        self.policies.iter().any(|policy| *policy != 0)
+    }
+}
 
 /// Returns true if a rule of any family selects by source address (`ip rule add from`).
 pub fn select_by_source() -> Result<bool, KernelError> {
     has_rule(|rule| rule.get(SOURCE_LENGTH).is_none_or(|length| *length != 0))
-}
-
-/// Returns true if ports may choose among the next hops of a route.
-pub fn next_hops_depend_on_ports() -> Result<bool, KernelError> {
-    let policies = MULTIPATH_POLICIES.into_iter().map(Sysctl::read).collect::<Result<Vec<_>, _>>()?;
-    Ok(policies.into_iter().flatten().any(|policy| policy != 0))
 }
 
 /// Returns true if a rule of any family selects by ports (`ip rule add dport`).
@@ -92,9 +113,12 @@ mod tests {
                 assert_eq!(selects_by_port_after(arguments), expected, "{arguments}");
             }
             for policy in MULTIPATH_POLICIES {
-                assert!(!next_hops_depend_on_ports().expect("sysctls"));
+                let before = MultipathHash::read().expect("sysctls");
                 policy.write(1).expect("a sysctl of this namespace");
-                assert!(next_hops_depend_on_ports().expect("sysctls"));
+                let after = MultipathHash::read().expect("sysctls");
+                assert_eq!([&before, &after].map(MultipathHash::may_depend_on_ports), [false, true]);
+                policy.write(2).expect("a sysctl of this namespace");
+                assert_ne!(MultipathHash::read().expect("sysctls"), after);
                 policy.write(0).expect("a sysctl of this namespace");
             }
         };

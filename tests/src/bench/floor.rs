@@ -54,7 +54,7 @@ pub(super) struct Connection {
     pub(super) is_one_way: bool,
 }
 
-/// Programs on links of node1. They are removed when this is dropped.
+/// The programs: on links of node1, or loaded only. They are removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Floor {
     _programs: Vec<Ebpf>,

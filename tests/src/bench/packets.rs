@@ -75,7 +75,7 @@ const LEARNING_ROUNDS: usize = 40;
 /// Packets that the servers answer before the next ones come, while flows begin.
 const BURST: u32 = 1_000;
 const PAUSE: Duration = Duration::from_millis(8);
-/// A flow is learned if it is some milliseconds old.
+/// A flow is learned from the next tick of the kernel on.
 const LEARNING: Duration = Duration::from_millis(700);
 const TIMEOUT: Duration = Duration::from_mins(1);
 /// The share of the packets that leave again. The kernel drops some if its queue is full.

@@ -111,7 +111,7 @@ fn unusual_packets_of_a_learned_flow_are_translated_and_go_through_the_stack(nod
     node.ingress(&before).is_redirected_as(&after);
 }
 
-/// Those of a connection with ECN, of which acknowledgements without data are not capable.
+/// Acknowledgements without data are not ECN-capable; segments with data are.
 fn packets_with_any_code_of_ecn_take_the_direct_path(node: &mut TestNode<'_>) {
     let (before, after) = learned(node, Protocol::Tcp);
     for traffic_class in 0..4 {

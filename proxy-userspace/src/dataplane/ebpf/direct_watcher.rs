@@ -9,7 +9,14 @@ use proxy_common::layout::DirectWatch;
 use super::{maps::open_pinned, plan::step::DirectFields};
 use crate::{
     causes::with_causes,
-    kernel::{KernelError, bpf::Wakeup, clock, forwarding_changes::ForwardingChanges, routing_rules, spawn},
+    kernel::{
+        KernelError,
+        bpf::Wakeup,
+        clock,
+        forwarding_changes::ForwardingChanges,
+        routing_rules::{self, MultipathHash},
+        spawn,
+    },
     net::{OWN_PROGRAMS, OWN_TABLES},
 };
 
@@ -97,20 +104,18 @@ impl Watch {
         let mut changes = ForwardingChanges::open(OWN_TABLES, OWN_PROGRAMS)?;
         let mut since = clock::monotonic()? + IN_STACK;
         let mut rules_have_ports = routing_rules::select_by_port()?;
-        let mut next_hops_have_ports = routing_rules::next_hops_depend_on_ports()?;
+        let mut hash = MultipathHash::read()?;
         loop {
             let until_ns = clock::nanos(clock::monotonic()? + VALID);
             // The kernel does not report changes of these sysctls.
-            let before = next_hops_have_ports;
-            next_hops_have_ports = routing_rules::next_hops_depend_on_ports()?;
-            let is_change = changes.take()?;
-            if is_change {
+            let before = std::mem::replace(&mut hash, MultipathHash::read()?);
+            let is_reported = changes.take()?;
+            if is_reported || hash != before {
+                since = clock::monotonic()? + IN_STACK;
                 rules_have_ports = routing_rules::select_by_port()?;
             }
-            if is_change || next_hops_have_ports != before {
-                since = clock::monotonic()? + IN_STACK;
-            }
-            let portless_until_ns = if rules_have_ports || next_hops_have_ports { 0 } else { until_ns };
+            let have_ports = rules_have_ports || hash.may_depend_on_ports();
+            let portless_until_ns = if have_ports { 0 } else { until_ns };
             self.tell(DirectWatch { since_ns: clock::nanos(since), until_ns, portless_until_ns })?;
             self.is_failing = false;
             if changes.wait(INTERVAL, &self.end)? {

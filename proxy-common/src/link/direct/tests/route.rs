@@ -128,7 +128,7 @@ fn routes_that_do_not_depend_on_ports_are_those_of_all_flows_between_two_address
     }
 }
 
-/// Those of a connection with ECN, of which acknowledgements without data are not capable.
+/// Acknowledgements without data are not ECN-capable; segments with data are.
 #[test]
 fn route_is_the_same_for_all_codes_of_ecn() {
     let mut node = Node::remembering(Udp, false);
