@@ -93,7 +93,7 @@ map_type! {
         ports: u16,
         /// The bytes of the longest IP packet that left, or would have left after segmentation.
         longest: u16,
-        /// The traffic class of packets, with ECN.
+        /// The traffic class of packets. Bits of ECN do not matter.
         traffic_class: u8,
         /// [`direct_flags`].
         flags: u8,
@@ -186,7 +186,7 @@ map_type! {
         longest: u16,
         /// The IP protocol number.
         proto: u8,
-        /// The traffic class of packets, with ECN.
+        /// The traffic class of packets. Bits of ECN do not matter.
         traffic_class: u8,
         /// The time of the monotonic clock, in nanoseconds, at which the kernel is asked again.
         until_ns: u64,

@@ -2,11 +2,12 @@
 //! filters of links, routes, routing rules, neighbours, IPsec policies, and programs that are
 //! attached by a BPF link.
 //!
-//! The kernel does not report changes of legacy iptables. While one of its tables exists,
-//! [`ForwardingChanges::take`] always returns true. The kernel also does not report programs that
-//! are attached through TCX without a BPF link.
+//! The kernel does not report how it chooses among the next hops of a route.
+//! [`ForwardingChanges::take`] looks at these sysctls. The kernel does not report changes of legacy
+//! iptables either. While one of its tables exists, it always returns true. The kernel also does
+//! not report programs that are attached through TCX without a BPF link.
 
-use std::{collections::HashMap, io, os::fd::AsFd as _, time::Duration};
+use std::{collections::HashMap, io, mem, os::fd::AsFd as _, time::Duration};
 
 use libc::{AF_BRIDGE, NFNLGRP_NFTABLES, RTM_DELNEIGH, RTM_GETNEIGH, RTM_NEWNEIGH, c_int};
 use netlink_packet_core::{NLM_F_DUMP, NetlinkBuffer};
@@ -25,6 +26,7 @@ use super::{
         Attributes, LARGEST_DATAGRAM, NetlinkSocket, kernel_constants, messages_of, notifications::join,
         uninterrupted,
     },
+    routing_rules::MultipathHash,
     xfrm,
 };
 use crate::net::TableName;
@@ -56,6 +58,7 @@ pub struct ForwardingChanges {
     datagram: Vec<u8>,
     neighbours: Neighbours,
     bpf_links: KnownLinks,
+    multipath_hash: MultipathHash,
 }
 
 impl ForwardingChanges {
@@ -73,6 +76,7 @@ impl ForwardingChanges {
             datagram: Vec::with_capacity(LARGEST_DATAGRAM),
             neighbours: Neighbours::default(),
             bpf_links: KnownLinks::read()?,
+            multipath_hash: MultipathHash::read()?,
         };
         changes.neighbours.read()?;
         Ok(changes)
@@ -81,7 +85,9 @@ impl ForwardingChanges {
     /// Returns true if something changed since the last call, or may have changed.
     pub fn take(&mut self) -> Result<bool, KernelError> {
         let has_new_link = self.bpf_links.has_others(self.own_programs)?;
-        Ok(self.read()? | has_new_link | Iptables::has_legacy_tables())
+        let before = mem::replace(&mut self.multipath_hash, MultipathHash::read()?);
+        let has_other_hash = self.multipath_hash != before;
+        Ok(self.read()? | has_new_link | has_other_hash | Iptables::has_legacy_tables())
     }
 
     /// Waits for a notification, at most for `limit`. Returns true if the thread was woken up.

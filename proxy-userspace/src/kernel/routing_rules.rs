@@ -1,5 +1,5 @@
-//! Reads the rules that select routing tables (`ip rule`), over rtnetlink, and how the kernel chooses
-//! among the next hops of a route.
+//! Reads the rules that select routing tables (`ip rule`), over rtnetlink, and how the kernel
+//! chooses among the next hops of a route.
 
 use std::io;
 
@@ -49,7 +49,7 @@ impl MultipathHash {
     }
 
     /// Returns true if ports may choose the next hop.
-    pub fn may_depend_on_ports(&self) -> bool {
+    fn may_depend_on_ports(&self) -> bool {
         self.policies.iter().any(|policy| *policy != 0)
     }
 }
@@ -59,8 +59,13 @@ pub fn select_by_source() -> Result<bool, KernelError> {
     has_rule(|rule| rule.get(SOURCE_LENGTH).is_none_or(|length| *length != 0))
 }
 
+/// Returns true if ports may decide about a route of this network namespace.
+pub fn routes_depend_on_ports() -> Result<bool, KernelError> {
+    Ok(MultipathHash::read()?.may_depend_on_ports() || select_by_port()?)
+}
+
 /// Returns true if a rule of any family selects by ports (`ip rule add dport`).
-pub fn select_by_port() -> Result<bool, KernelError> {
+fn select_by_port() -> Result<bool, KernelError> {
     has_rule(|rule| {
         let attributes = Attributes(rule.get(HEADER_LENGTH..).unwrap_or_default());
         attributes.get(FRA_SPORT_RANGE).is_some() || attributes.get(FRA_DPORT_RANGE).is_some()

@@ -9,14 +9,7 @@ use proxy_common::layout::DirectWatch;
 use super::{maps::open_pinned, plan::step::DirectFields};
 use crate::{
     causes::with_causes,
-    kernel::{
-        KernelError,
-        bpf::Wakeup,
-        clock,
-        forwarding_changes::ForwardingChanges,
-        routing_rules::{self, MultipathHash},
-        spawn,
-    },
+    kernel::{KernelError, bpf::Wakeup, clock, forwarding_changes::ForwardingChanges, routing_rules, spawn},
     net::{OWN_PROGRAMS, OWN_TABLES},
 };
 
@@ -103,18 +96,13 @@ impl Watch {
     fn watch_until_end(&mut self) -> Result<(), KernelError> {
         let mut changes = ForwardingChanges::open(OWN_TABLES, OWN_PROGRAMS)?;
         let mut since = clock::monotonic()? + IN_STACK;
-        let mut rules_have_ports = routing_rules::select_by_port()?;
-        let mut hash = MultipathHash::read()?;
+        let mut have_ports = routing_rules::routes_depend_on_ports()?;
         loop {
             let until_ns = clock::nanos(clock::monotonic()? + VALID);
-            // The kernel does not report changes of these sysctls.
-            let before = std::mem::replace(&mut hash, MultipathHash::read()?);
-            let is_reported = changes.take()?;
-            if is_reported || hash != before {
+            if changes.take()? {
                 since = clock::monotonic()? + IN_STACK;
-                rules_have_ports = routing_rules::select_by_port()?;
+                have_ports = routing_rules::routes_depend_on_ports()?;
             }
-            let have_ports = rules_have_ports || hash.may_depend_on_ports();
             let portless_until_ns = if have_ports { 0 } else { until_ns };
             self.tell(DirectWatch { since_ns: clock::nanos(since), until_ns, portless_until_ns })?;
             self.is_failing = false;
