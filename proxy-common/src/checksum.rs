@@ -147,9 +147,10 @@ pub const fn add(a: u32, b: u32) -> u32 {
     (sum as u32).wrapping_add((sum >> 32) as u32)
 }
 
+/// Returns a sum as one word of two bytes.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "after two folds the sum fits 16 bits")]
-const fn fold(sum: u32) -> u16 {
+pub const fn fold(sum: u32) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16);
     ((sum & 0xffff) + (sum >> 16)) as u16
 }

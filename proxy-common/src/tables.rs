@@ -130,6 +130,10 @@ pub trait Tables {
     /// Removes the translation of a first fragment.
     fn remove_fragment(&self, key: &FragmentKey);
 
+    /// Returns true if one more ICMP error may be sent. The number of each second is limited, as
+    /// the kernel limits its own (`net.ipv4.icmp_msgs_per_sec`).
+    fn may_send_error(&self) -> bool;
+
     /// Increments a counter.
     fn count(&self, counter: Counter);
     /// Counts an event of a service, by its identifier.

@@ -66,7 +66,7 @@ pub fn early<P: EntryPoint>(frame: &Xdp) -> u32 {
 #[inline(always)]
 const fn code(outcome: Outcome) -> i32 {
     match outcome {
-        Outcome::Proceed | Outcome::Forward => NEXT,
+        Outcome::Proceed | Outcome::Forward | Outcome::Refuse => NEXT,
         Outcome::Drop => DROP,
         Outcome::Redirect | Outcome::Transmit => REDIRECT,
     }

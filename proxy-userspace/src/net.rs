@@ -357,7 +357,7 @@ pub enum LinkPath {
         /// Which packets do.
         scope: DirectScope,
         /// For how long a flow may take the direct path without a packet through the stack, while
-        /// nothing changes. Zero if rules of others look at packets.
+        /// nothing changes. Zero if rules of others look at packets, or IPsec policies.
         lease: Duration,
         /// The names of the links on which others see packets after shunt's programs. What comes
         /// in there goes through the stack.

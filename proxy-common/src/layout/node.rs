@@ -14,7 +14,7 @@ map_type! {
         /// The bit of the mark that makes netfilter masquerade a packet, or the program on the
         /// link where it leaves.
         masquerade_mark: u32,
-        /// The bit of the mark that makes netfilter reject a packet.
+        /// The bit of the mark of packets that are refused. It makes netfilter reject them.
         reject_mark: u32,
         /// The [`LocalDetection`].
         local_detection: u32,
@@ -51,8 +51,8 @@ map_type! {
         tunnel_v6: Addr,
         /// 1 if replies of new flows from the tunnel go back through it.
         tunnel_returns: u32,
-        /// Zero.
-        zero: u32,
+        /// The [`Refusing`].
+        refusing: u32,
     }
 }
 
@@ -113,6 +113,16 @@ pub enum Masquerading {
     KnownFlows = 1,
     /// The programs.
     Programs = 2,
+}
+
+/// What refuses packets: to a Service without endpoints, and segments of unknown connections.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Refusing {
+    /// Netfilter, by the mark [`NodeValue::reject_mark`].
+    Netfilter = 0,
+    /// The programs.
+    Programs = 1,
 }
 
 /// Which packets of a flow take the direct path.

@@ -146,7 +146,7 @@ named_enum! {
 pub mod captured {
     /// The program changed it.
     pub const CHANGED: u32 = 1;
-    /// It is refused: netfilter rejects it.
+    /// It is refused: netfilter rejects it, or the program made it the answer.
     pub const REFUSED: u32 = 2;
     /// The program dropped it.
     pub const DROPPED: u32 = 4;

@@ -2,12 +2,14 @@
 //! leave, after netfilter. Conntrack therefore sees one consistent flow between client and
 //! endpoint.
 
+mod answer;
 pub mod direct;
 mod dsr;
 mod fragment;
 mod icmp_error;
 mod masquerade;
 mod original;
+mod refusal;
 mod reply;
 
 pub use self::dsr::tunneled;
@@ -28,6 +30,8 @@ pub enum Outcome {
     /// It leaves at once if the kernel has a route for it, and passes otherwise. No program returns
     /// it.
     Forward,
+    /// It is refused: the sender gets an answer. No program returns it.
+    Refuse,
     /// It is dropped.
     Drop,
     /// It leaves on another link at once.
@@ -39,7 +43,7 @@ pub enum Outcome {
 impl Outcome {
     #[inline(always)]
     const fn of_program(self) -> Self {
-        if matches!(self, Self::Forward) { Self::Proceed } else { self }
+        if matches!(self, Self::Forward | Self::Refuse) { Self::Proceed } else { self }
     }
 }
 
@@ -51,6 +55,7 @@ pub fn ingress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: 
         Outcome::Forward if F::IS_ETHERNET && direct::is_whole(tables) => {
             direct::send_on(frame, tables, &mut packet)
         }
+        Outcome::Refuse => refusal::answer(frame, tables, &packet),
         outcome => outcome.of_program(),
     }
 }

@@ -61,8 +61,9 @@ pub trait Frame {
     fn tunnel_to(&self, node: &Addr, source: &Addr) -> Option<()>;
     /// Returns the address of the node that sent the packet through the tunnel.
     fn tunnel_source(&self) -> Option<Addr>;
-    /// Cuts the frame to its first bytes. Returns `None` if it is shorter, if the rest has a
-    /// checksum that hardware is to complete, or if the kernel has no memory.
+    /// Cuts the frame to its first bytes. If it was longer, the kernel forgets a sum of the
+    /// hardware. Returns `None` if it is shorter, if the rest has a checksum that hardware is to
+    /// complete, or if the kernel has no memory.
     fn cut(&self, length: u32) -> Option<()>;
     /// Inserts bytes of any content between the Ethernet header, if there is one, and the IP
     /// header. Returns `None` if the kernel has no memory.

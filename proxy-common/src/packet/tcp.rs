@@ -100,6 +100,12 @@ impl TcpFlags {
         self.0 & (Self::ACK | Self::SYN | Self::FIN | Self::RST) == Self::ACK
     }
 
+    /// Returns how many sequence numbers the flags take: one for SYN and one for FIN.
+    #[inline(always)]
+    pub const fn sequence_length(self) -> u32 {
+        (self.0 >> 1 & 1) as u32 + (self.0 & Self::FIN) as u32
+    }
+
     /// Returns true if the sender resets the connection.
     #[inline(always)]
     pub const fn has_rst(self) -> bool {

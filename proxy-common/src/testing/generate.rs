@@ -192,25 +192,28 @@ const fn vip(ip: Addresses) -> [SocketAddr; 4] {
 pub fn config(ip: Addresses) -> impl Strategy<Value = ConfigMaps> {
     let detection = [LocalDetection::None, LocalDetection::Source, LocalDetection::Link];
     let services = vec_of((any::<bool>(), service(ip)), 8);
-    (services, select(detection.to_vec()), any::<bool>()).prop_map(move |(services, detection, has_link)| {
-        let mut config = ConfigMaps::default();
-        config.node.local_detection = detection as u32;
-        config.node_addresses.insert(ip.node.into());
-        config.local_sources.insert((ip.pods.0.into(), ip.pods.1));
-        if has_link {
-            config.local_links.insert(1);
-        }
-        let protocols = [Protocol::Tcp, Protocol::Udp].into_iter();
-        let keys = protocols.flat_map(|protocol| vip(ip).map(|vip| (protocol, vip)));
-        for (number, ((protocol, vip), (is_served, service))) in (1..).zip(keys.zip(services)) {
-            if is_served {
-                put(&mut config, number, protocol, vip, &service);
+    (services, select(detection.to_vec()), any::<bool>(), any::<bool>()).prop_map(
+        move |(services, detection, has_link, refuses)| {
+            let mut config = ConfigMaps::default();
+            config.node.local_detection = detection as u32;
+            config.node.refusing = u32::from(refuses);
+            config.node_addresses.insert(ip.node.into());
+            config.local_sources.insert((ip.pods.0.into(), ip.pods.1));
+            if has_link {
+                config.local_links.insert(1);
             }
-        }
-        config.source_ranges.insert((1, ip.client.into(), 128));
-        config.source_ranges.insert((6, ip.pods.0.into(), ip.pods.1));
-        config
-    })
+            let protocols = [Protocol::Tcp, Protocol::Udp].into_iter();
+            let keys = protocols.flat_map(|protocol| vip(ip).map(|vip| (protocol, vip)));
+            for (number, ((protocol, vip), (is_served, service))) in (1..).zip(keys.zip(services)) {
+                if is_served {
+                    put(&mut config, number, protocol, vip, &service);
+                }
+            }
+            config.source_ranges.insert((1, ip.client.into(), 128));
+            config.source_ranges.insert((6, ip.pods.0.into(), ip.pods.1));
+            config
+        },
+    )
 }
 
 /// Endpoints for clients inside and outside, serving endpoints, flags, affinity and generation.

@@ -8,8 +8,8 @@ use crate::{
     layout::{
         AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectWatch, DsrKey, EndpointKey,
         EndpointValue, Flow, FlowKey, FragmentKey, FragmentValue, LAYOUT_VERSION, LocalDetection, MaglevKey,
-        MaglevPage, Masquerading, MemberKey, NewFlows, NodeValue, ProgramError, STATE_LAYOUT_VERSION,
-        ServiceCounts, ServiceKey, ServiceValue, SocketScope, XdpLinkValue,
+        MaglevPage, Masquerading, MemberKey, NewFlows, NodeValue, ProgramError, Refusing,
+        STATE_LAYOUT_VERSION, ServiceCounts, ServiceKey, ServiceValue, SocketScope, XdpLinkValue,
     },
     prefilter::PrefilterItem,
 };
@@ -93,7 +93,7 @@ impl Default for ConfigMaps {
                 tunnel_v4: Addr::UNSPECIFIED_V6,
                 tunnel_v6: Addr::UNSPECIFIED_V6,
                 tunnel_returns: 0,
-                zero: 0,
+                refusing: Refusing::Netfilter as u32,
             },
         }
     }

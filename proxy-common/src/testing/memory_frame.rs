@@ -33,6 +33,9 @@ pub struct MemoryFrame<const TUNNELED: bool> {
     checksum: ChecksumState,
     /// The sum that the hardware computed of all but the Ethernet header (`skb->csum`).
     hardware_sum: Cell<u64>,
+    /// The frame was cut to become an answer. The kernel forgets the sum then. If the frame had the
+    /// length already, a wrong sum is left, and the driver of the link looks at no sum.
+    is_cut: Cell<bool>,
 }
 
 impl<const TUNNELED: bool> MemoryFrame<TUNNELED> {
@@ -54,6 +57,7 @@ impl<const TUNNELED: bool> MemoryFrame<TUNNELED> {
             socket: input.socket,
             checksum: input.checksum,
             hardware_sum: Cell::new(sum(&input.bytes)),
+            is_cut: Cell::new(false),
         }
     }
 
@@ -95,7 +99,8 @@ impl<const TUNNELED: bool> MemoryFrame<TUNNELED> {
     /// Returns true unless the frame has a sum of the hardware that is wrong.
     pub fn is_hardware_sum_correct(&self) -> bool {
         // The remainder maps both forms of zero in ones' complement to 0.
-        self.checksum != ChecksumState::Complete
+        self.is_cut.get()
+            || self.checksum != ChecksumState::Complete
             || self.hardware_sum.get() % 0xffff == sum(&self.octets.borrow()) % 0xffff
     }
 
@@ -240,6 +245,7 @@ impl<const TUNNELED: bool> Frame for MemoryFrame<TUNNELED> {
         let mut octets = self.octets.borrow_mut();
         let is_shorter = octets.len() < length as usize;
         octets.truncate(length as usize);
+        self.is_cut.set(true);
         (!is_shorter).then_some(())
     }
 

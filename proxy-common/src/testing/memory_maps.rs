@@ -345,6 +345,10 @@ impl Tables for MemoryMaps {
         self.state.borrow_mut().fragments.remove(key);
     }
 
+    fn may_send_error(&self) -> bool {
+        true
+    }
+
     fn count(&self, counter: Counter) {
         self.state.borrow_mut().counters[counter as usize] += 1;
     }

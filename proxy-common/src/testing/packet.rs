@@ -44,6 +44,8 @@ pub struct TestPacket {
     pub sequence: u32,
     /// The TCP acknowledgement number.
     pub acknowledgement: u32,
+    /// The TCP window.
+    pub window: u16,
     /// Replaces the correct transport checksum.
     pub checksum: Option<[u8; 2]>,
 }
@@ -134,6 +136,7 @@ impl TestPacket {
             fragment: None,
             sequence: 7,
             acknowledgement: 7,
+            window: 65_535,
             checksum: None,
         }
     }
@@ -325,7 +328,7 @@ impl TestPacket {
     }
 
     fn tcp_segment(&self, TcpFlags(flags): TcpFlags, data: &[u8]) -> Vec<u8> {
-        let mut header = TcpHeader::new(self.from.port(), self.to.port(), self.sequence, 65_535);
+        let mut header = TcpHeader::new(self.from.port(), self.to.port(), self.sequence, self.window);
         header.acknowledgment_number = self.acknowledgement;
         [header.fin, header.syn, header.rst, header.psh, header.ack] =
             [0, 1, 2, 3, 4].map(|bit| flags & (1 << bit) != 0);
@@ -365,9 +368,11 @@ impl TestPacket {
         [&header.to_bytes(), data].concat()
     }
 
-    /// The four bytes before the inner packet are the MTU of a router.
+    /// The four bytes before the inner packet are the MTU of a router, unless the error is about a
+    /// port.
     fn icmp_message(&self, [type_u8, code_u8]: [u8; 2], inner: &[u8]) -> Vec<u8> {
-        let bytes5to8 = [0, 0, 5, 0x14];
+        let is_of_port = matches!([type_u8, code_u8], [3, 3] | [1, 4]);
+        let bytes5to8 = if is_of_port { [0; 4] } else { [0, 0, 5, 0x14] };
         let header = match (self.from.ip(), self.to.ip()) {
             (IpAddr::V4(_), _) => {
                 let kind = Icmpv4Type::Unknown { type_u8, code_u8, bytes5to8 };

@@ -91,8 +91,9 @@ proptest! {
 fn check_checksums(memory: &mut MemoryMaps, hook: Hook, input: &InputFrame) -> Result<(), TestCaseError> {
     let were_correct = has_correct_checksums(&input.bytes) == Some(true);
     let result = memory.run(hook, input).expect("memory runs every frame");
-    prop_assert_eq!(result.bytes.len(), input.bytes.len());
-    if were_correct && result.outcome == Outcome::Proceed {
+    let is_answer = result.outcome == Outcome::Redirect;
+    prop_assert!(is_answer || result.bytes.len() == input.bytes.len());
+    if were_correct && (is_answer || result.outcome == Outcome::Proceed) {
         prop_assert_eq!(has_correct_checksums(&result.bytes), Some(true), "{:?}", result);
     }
     Ok(())

@@ -37,7 +37,7 @@ impl Xdp {
     #[inline(always)]
     pub const fn code(outcome: Outcome) -> u32 {
         match outcome {
-            Outcome::Proceed | Outcome::Forward => xdp_action::XDP_PASS,
+            Outcome::Proceed | Outcome::Forward | Outcome::Refuse => xdp_action::XDP_PASS,
             Outcome::Drop => xdp_action::XDP_DROP,
             Outcome::Redirect => xdp_action::XDP_REDIRECT,
             Outcome::Transmit => xdp_action::XDP_TX,

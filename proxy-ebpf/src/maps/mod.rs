@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "only the verifier checks the pointers to map values")]
 
 mod direct;
+mod errors;
 mod flows;
 mod links;
 mod records;
@@ -394,6 +395,11 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     #[inline(always)]
     fn remove_fragment(&self, key: &FragmentKey) {
         let _ = FRAGMENTS.remove(key);
+    }
+
+    #[inline(always)]
+    fn may_send_error(&self) -> bool {
+        errors::may_send_error(self.now_ns())
     }
 
     #[inline(always)]

@@ -139,7 +139,8 @@ async fn read_and_judge(launcher: Launcher, settings: Settings) -> Result<LinkPa
             evidence => evidence?,
         };
         if settings.direct == DirectPath::Always {
-            let lease = if has_rules(&evidence, scope) { Duration::ZERO } else { lease() };
+            let is_seen = has_rules(&evidence, scope) || !evidence.policies.is_empty();
+            let lease = if is_seen { Duration::ZERO } else { lease() };
             return Ok(direct(scope, lease, &evidence.filters));
         }
         Ok(match judge(&evidence) {

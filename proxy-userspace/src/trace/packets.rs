@@ -42,8 +42,11 @@ impl Packet {
         let after = record.after[..bytes(record.after_length, record.after.len())].to_vec();
         let headers: Vec<u8> = record.before.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let mut before = headers[..bytes(record.before_length, HEADERS_LENGTH)].to_vec();
-        // The program changes only headers: what follows them is what it was.
-        before.extend(after.get(before.len()..).unwrap_or_default());
+        let is_answer = record.happened & captured::REFUSED != 0 && record.happened & captured::CHANGED != 0;
+        if !is_answer {
+            // The program changes only headers: what follows them is what it was.
+            before.extend(after.get(before.len()..).unwrap_or_default());
+        }
         let is_ethernet = is_ethernet(program);
         let addresses = [&before, &after].map(|bytes| addresses(bytes, is_ethernet));
         let CapturedPacket { time_ns, link, length, happened, .. } = *record;
@@ -74,7 +77,8 @@ impl Packet {
             program: program.name().to_owned(),
             verdict,
             service: self.vips().find_map(|vip| names.service(vip)),
-            length: *length,
+            // An answer may be shorter than the packet.
+            length: (*length).max(u32::try_from(before.len()).unwrap_or(u32::MAX)),
             before: STANDARD.encode(before),
             after: (happened & captured::CHANGED != 0).then(|| STANDARD.encode(after)),
         };

@@ -34,6 +34,7 @@ const LARGE_PODS: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 0);
 /// left in the server's `TIME_WAIT`.
 const PATHS: u16 = 5;
 const SPARE: u16 = PATHS;
+const FOREIGN: u16 = SPARE + 1;
 /// The distance between the ports of two paths.
 const PORTS_OF_PATH: u16 = 4;
 const FIRST_ENDPOINT_PORT: u16 = 9_000;
@@ -59,6 +60,11 @@ impl MeasuredPort {
     /// Returns a port that belongs to no path.
     pub(super) fn spare(workload: Workload) -> Self {
         Self::new(SPARE, workload)
+    }
+
+    /// Returns a port that no Service has. Its endpoint ports are ports of the server's pod.
+    pub(super) fn foreign(workload: Workload) -> Self {
+        Self::new(FOREIGN, workload)
     }
 
     fn all() -> impl Iterator<Item = Self> {
@@ -92,6 +98,7 @@ impl MeasuredPort {
 /// Returns the ports on which the server's pod must answer.
 pub(super) fn server_ports() -> Vec<(Workload, u16)> {
     MeasuredPort::all()
+        .chain(Workload::ALL.map(MeasuredPort::foreign))
         .flat_map(|port| port.endpoint_ports().map(move |number| (port.workload, number)))
         .collect()
 }
@@ -280,7 +287,7 @@ mod tests {
     fn no_two_servers_share_a_port() {
         let ports = server_ports();
         let distinct: BTreeSet<u16> = ports.iter().map(|(_, port)| *port).collect();
-        let servers = usize::from((PATHS + 1) * ENDPOINTS) * Workload::ALL.len();
+        let servers = usize::from((FOREIGN + 1) * ENDPOINTS) * Workload::ALL.len();
         assert_eq!((distinct.len(), ports.len()), (servers, servers));
     }
 }

@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use super::{
     Effort,
+    cluster::MeasuredPort,
     paths::{self, Path},
     protocol::{BenchResponse, Workload},
     ratio::{Ratio, quantile},
@@ -30,6 +31,8 @@ use crate::{
 pub(super) struct ForeignResult {
     pub(super) workload: Workload,
     pub(super) services: usize,
+    /// True if the server's port is an endpoint of a Service too.
+    pub(super) to_endpoint: bool,
     /// True if the node tracked connections without the proxy too.
     pub(super) tracked: bool,
     /// Operations a second with the proxy, relative to those without it.
@@ -45,8 +48,14 @@ pub(super) fn measure(
 ) -> Result<Vec<ForeignResult>> {
     let mut compare = |world: &mut World, tracked| {
         let turns = Turns::run(world, proxy, (workloads, effort))?;
-        let result = |(at, &workload)| ForeignResult { workload, services, tracked, ratio: turns.ratio(at) };
-        anyhow::Ok(workloads.iter().enumerate().map(result).collect::<Vec<_>>())
+        let result = |(at, (workload, to_endpoint))| ForeignResult {
+            workload,
+            services,
+            to_endpoint,
+            tracked,
+            ratio: turns.ratio(at),
+        };
+        anyhow::Ok(measured(workloads).enumerate().map(result).collect::<Vec<_>>())
     };
     let untracked = compare(world, false)?;
     world.run(Host::Node1, &format!("nft '{TRACKING}'"))?;
@@ -57,7 +66,12 @@ pub(super) fn measure(
 const TRACKING: &str = "table inet firewall { chain forward { type filter hook forward priority filter; ct state invalid drop; }; \
      chain postrouting { type nat hook postrouting priority srcnat; }; }";
 
-/// Operations a second for each workload, turn by turn.
+/// Returns what is measured: each workload to a port that is an endpoint, and to another one.
+fn measured(workloads: &[Workload]) -> impl Iterator<Item = (Workload, bool)> {
+    workloads.iter().flat_map(|&workload| [false, true].map(|to_endpoint| (workload, to_endpoint)))
+}
+
+/// Operations a second for each that is [`measured`], turn by turn.
 struct Turns {
     with: Vec<Vec<f64>>,
     /// Before, between and after those with the proxy.
@@ -77,7 +91,7 @@ impl Turns {
         Ok(turns)
     }
 
-    /// Returns the ratio for the workload with this number.
+    /// Returns the ratio for what is [`measured`] with this number.
     fn ratio(&self, at: usize) -> Option<Ratio> {
         let pairs = self.with.iter().zip(self.without.windows(2));
         let around = |turns: &[Vec<f64>]| turns.iter().map(|rates| rates[at]).sum::<f64>() / 2.0;
@@ -88,8 +102,12 @@ impl Turns {
 /// Returns the medians of a few rounds.
 fn rates(world: &mut World, (workloads, effort): (&[Workload], Effort)) -> Result<Vec<f64>> {
     let mut rates = Vec::new();
-    for &workload in workloads {
-        let targets = vec![paths::direct(Path::ClientToNodePort, workload)];
+    for (workload, to_endpoint) in measured(workloads) {
+        let targets = vec![if to_endpoint {
+            paths::direct(Path::ClientToNodePort, workload)
+        } else {
+            paths::endpoints(MeasuredPort::foreign(workload))
+        }];
         let rounds = effort.pairs.div_ceil(6);
         let outcome = paths::load(world, Host::Client, workload, targets, effort, rounds)?;
         let BenchResponse::Rates(rounds) = outcome else { bail!("routed traffic: {outcome:?}") };

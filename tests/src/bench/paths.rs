@@ -109,7 +109,7 @@ impl Path {
     }
 }
 
-fn endpoints(port: MeasuredPort) -> Vec<SocketAddr> {
+pub(super) fn endpoints(port: MeasuredPort) -> Vec<SocketAddr> {
     port.endpoint_ports().map(|port| (SERVER, port).into()).collect()
 }
 

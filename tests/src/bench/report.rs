@@ -90,8 +90,9 @@ impl Report {
         for result in &self.foreign {
             let figure = result.ratio.as_ref().map_or_else(|| "-".to_owned(), Ratio::to_string);
             let node = if result.tracked { "with conntrack" } else { "without conntrack" };
+            let port = if result.to_endpoint { "endpoint" } else { "other port" };
             let (workload, services) = (result.workload.name(), result.services);
-            writeln!(f, "  {workload:<24}node {node:<17}{services:>6} Services  {figure}")?;
+            writeln!(f, "  {workload:<24}{port:<12}node {node:<17}{services:>6} Services  {figure}")?;
         }
         Ok(())
     }

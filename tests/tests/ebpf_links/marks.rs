@@ -66,7 +66,7 @@ fn rules_for_both_marks_exist_before_the_new_mark_is_used() {
     let mut bench = restarted(|_| {});
     assert_eq!((in_map(&bench), in_rules()), (OLD, OLD), "programs of the old process run, and read this");
     let steps = bench.planned();
-    let rules = steps.iter().position(|step| matches!(step, Step::InstallRules { .. })).expect("they differ");
+    let rules = steps.iter().position(|step| matches!(step, Step::InstallRules(_))).expect("they differ");
     let first_link =
         steps.iter().position(|step| matches!(step, Step::AttachLink(..))).expect("its programs");
     assert!(rules < first_link);
@@ -122,7 +122,7 @@ fn iptables_acts_on_both_marks_too() {
         assert!(ran.status.success(), "{}", ran.stderr);
     }
     let steps = bench.planned();
-    let rules = steps.iter().position(|step| matches!(step, Step::InstallRules { .. })).expect("they differ");
+    let rules = steps.iter().position(|step| matches!(step, Step::InstallRules(_))).expect("they differ");
     bench.apply(&steps[..=rules]);
     let forward = || run("iptables-nft", &["-S", "SHUNT-FORWARD"]);
     let Marks { masquerade, .. } = both();

@@ -8,7 +8,7 @@ use std::{
 };
 
 use proxy_userspace::{
-    dataplane::ebpf::{Marks, Rules},
+    dataplane::ebpf::{Marks, RuleDuties, Rules},
     kernel::{
         KernelError,
         command::{Command, Launcher},
@@ -114,6 +114,10 @@ impl Node {
     pub(crate) fn put(&self, rules: &mut Rules) {
         self.within(|| rules.install());
         assert!(self.are_installed(rules), "the rules were just installed");
+    }
+
+    pub(crate) fn give(&self, rules: &mut Rules, duties: RuleDuties) {
+        self.within(|| rules.set_duties(duties));
     }
 
     pub(crate) fn are_installed(&self, rules: &mut Rules) -> bool {

@@ -2,8 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
+use proxy_common::layout::Refusing;
 use proxy_userspace::{
-    dataplane::ebpf::{Marks, RULE_NAMES, Rules},
+    dataplane::ebpf::{Marks, RULE_NAMES, RuleDuties, Rules},
     kernel::{
         KernelError,
         command::{Command, Launcher},
@@ -37,6 +38,43 @@ fn flushed_rules_are_noticed_and_restored() {
     }
     node.mark();
     node.assert_served(&AttemptResult::Silence);
+}
+
+#[test]
+fn table_is_absent_while_the_programs_refuse() {
+    const NONE: RuleDuties = RuleDuties { masquerade: false, refuse: false };
+    const REFUSE: RuleDuties = RuleDuties { masquerade: false, refuse: true };
+    let node = Node::new();
+    let has_table = || node.run("nft", &["list", "tables"], "").contains("table inet shunt\n");
+    let mut rules = node.rules();
+    node.give(&mut rules, REFUSE);
+    node.put(&mut rules);
+    assert!(has_table());
+    node.give(&mut rules, NONE);
+    assert_eq!(rules.refusing(), Refusing::Programs, "a kernel with IPVS needs the rules");
+    assert!(!node.are_installed(&mut rules), "the table is still there");
+    node.put(&mut rules);
+    assert!(!has_table());
+    node.run("nft", &["add", "table", "inet", "shunt"], "");
+    assert!(!node.are_installed(&mut rules), "rules of an earlier process");
+    node.put(&mut rules);
+    node.give(&mut rules, REFUSE);
+    assert!(!node.are_installed(&mut rules));
+    node.put(&mut rules);
+    assert_eq!((rules.refusing(), has_table()), (Refusing::Netfilter, true));
+}
+
+/// Conntrack may have connections that its rules began to translate.
+#[test]
+fn rules_refuse_while_the_table_has_a_chain_of_type_nat() {
+    let node = Node::new();
+    let mut rules = node.rules();
+    node.put(&mut rules);
+    for refuse in [true, false] {
+        node.give(&mut rules, RuleDuties { masquerade: false, refuse });
+        node.put(&mut rules);
+        assert_eq!(rules.refusing(), Refusing::Netfilter);
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! becomes the ICMP error about itself, and leaves on the link on which it came in. Its source is
 //! the VIP, as if the endpoint were behind a link of that size.
 
-use super::super::{Notes, Outcome};
+use super::super::{Notes, Outcome, answer};
 use crate::{
     Protocol, checksum,
     layout::Counter,
@@ -20,12 +20,6 @@ const TRANSPORT: u32 = 28;
 const TCP_CHECKSUM: u32 = 16;
 const UDP_CHECKSUM: u32 = 6;
 
-/// The bytes before them: IP header and ICMP header.
-const ERROR_HEADERS_V4: u32 = 20 + 8;
-const ERROR_HEADERS_V6: u32 = 40 + 8;
-
-const HOPS: u8 = 64;
-
 /// Tells the client that its packet is too long. The packet is lost in any case.
 #[inline(never)]
 pub(super) fn tell_client<F: Frame, T: Tables>(
@@ -38,9 +32,7 @@ pub(super) fn tell_client<F: Frame, T: Tables>(
     if !become_error(frame, packet, longest) {
         return Outcome::Drop;
     }
-    Notes::leave(frame, Notes::FORWARDED);
-    frame.redirect(frame.link());
-    Outcome::Redirect
+    answer::send_back(frame)
 }
 
 /// Tells an endpoint that its packet is too long. The packet is on the link to the client. Its
@@ -109,53 +101,32 @@ fn sum_after_completion<F: Frame>(frame: &F, packet: &Packet) -> u32 {
 
 #[inline(always)]
 fn try_become_error<F: Frame>(frame: &F, packet: &Packet, longest: u32, completed: u32) -> Option<()> {
-    match packet.version {
-        IpVersion::V4 => become_error_v4(frame, packet, longest, completed)?,
-        IpVersion::V6 => become_error_v6(frame, packet, longest, completed)?,
-    }
-    if !F::IS_ETHERNET {
-        return Some(());
-    }
-    let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5]: [u8; 12] = frame.load(0)?;
-    frame.store(0, &[s0, s1, s2, s3, s4, s5, d0, d1, d2, d3, d4, d5])
-}
-
-/// Destination unreachable, fragmentation needed.
-#[inline(never)]
-fn become_error_v4<F: Frame>(frame: &F, packet: &Packet, longest: u32, completed: u32) -> Option<()> {
-    let header = packet.header();
-    let kept = if completed == 0 { sum(frame, header, KEPT_V4)? } else { completed };
-    frame.cut(header + KEPT_V4)?;
-    frame.insert(ERROR_HEADERS_V4)?;
-    let [_, _, high, low] = longest.to_be_bytes();
-    let icmp = [3, 4, 0, 0, 0, 0, high, low];
-    let [a, b] = checksum::of_message(&icmp, kept);
-    let [s, d] = [&packet.destination, &packet.source].map(|addr| addr.words()[3].to_ne_bytes());
-    let [_, _, l0, l1] = (ERROR_HEADERS_V4 + KEPT_V4).to_be_bytes();
-    let ip = |[x, y]: [u8; 2]| {
-        [0x45, 0, l0, l1, 0, 0, 0x40, 0, HOPS, ICMP, x, y, s[0], s[1], s[2], s[3], d[0], d[1], d[2], d[3]]
-    };
-    frame.store(header, &ip(checksum::of_message(&ip([0; 2]), 0)))?;
-    frame.store(header + 20, &[icmp[0], icmp[1], a, b, 0, 0, high, low])
-}
-
-/// Packet too big.
-#[inline(never)]
-fn become_error_v6<F: Frame>(frame: &F, packet: &Packet, longest: u32, completed: u32) -> Option<()> {
-    const LENGTH: u32 = 8 + KEPT_V6;
-    let header = packet.header();
-    let kept = if completed == 0 { sum(frame, header, KEPT_V6)? } else { completed };
-    frame.cut(header + KEPT_V6)?;
-    frame.insert(ERROR_HEADERS_V6)?;
     let [m0, m1, m2, m3] = longest.to_be_bytes();
-    let icmp = [2, 0, 0, 0, m0, m1, m2, m3];
-    let before = checksum::sum_of_pseudo_header(&packet.destination, &packet.source, ICMPV6, LENGTH);
-    let [a, b] = checksum::of_message(&icmp, checksum::add(kept, before));
-    let [_, _, l0, l1] = LENGTH.to_be_bytes();
-    frame.store(header, &[0x60, 0, 0, 0, l0, l1, ICMPV6, HOPS])?;
-    frame.store(header + 8, &packet.destination.octets)?;
-    frame.store(header + 24, &packet.source.octets)?;
-    frame.store(header + 40, &[icmp[0], icmp[1], a, b, m0, m1, m2, m3])
+    let (icmp, kept) = match packet.version {
+        // Destination unreachable, fragmentation needed.
+        IpVersion::V4 => ([3, 4, 0, 0, 0, 0, m2, m3], KEPT_V4),
+        // Packet too big.
+        IpVersion::V6 => ([2, 0, 0, 0, m0, m1, m2, m3], KEPT_V6),
+    };
+    let sum = match packet.version {
+        IpVersion::V4 => cut_to::<F, KEPT_V4>(frame, packet, completed),
+        IpVersion::V6 => cut_to::<F, KEPT_V6>(frame, packet, completed),
+    };
+    answer::write_error(frame, packet, icmp, kept, u32::try_from(sum).ok()?)?;
+    answer::swap_hardware_addresses(frame)
+}
+
+/// Cuts a packet to the bytes that the error repeats, and inserts the headers of the error. Returns
+/// the sum of those bytes, or -1 if that failed. A function call of its own saves stack.
+#[inline(never)]
+fn cut_to<F: Frame, const KEPT: u32>(frame: &F, packet: &Packet, completed: u32) -> i64 {
+    let header = packet.header();
+    let sum = if completed == 0 { sum(frame, header, KEPT) } else { Some(completed) };
+    let Some(sum) = sum else { return -1 };
+    if frame.cut(header + KEPT).is_none() || frame.insert(answer::bytes_before(packet.version)).is_none() {
+        return -1;
+    }
+    i64::from(sum)
 }
 
 /// Returns the sum of the words of a part of a frame.

@@ -61,7 +61,9 @@ impl Node {
                 self.flows += 1;
                 Some(further_tries + 1)
             }
-            Outcome::Drop | Outcome::Redirect | Outcome::Transmit | Outcome::Forward => None,
+            Outcome::Drop | Outcome::Redirect | Outcome::Transmit | Outcome::Forward | Outcome::Refuse => {
+                None
+            }
         }
     }
 

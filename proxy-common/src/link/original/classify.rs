@@ -30,7 +30,7 @@ pub(super) enum Classification {
     Proceed,
     /// It is dropped.
     Drop,
-    /// It is refused or dropped for this reason. If refused, netfilter rejects it by its mark.
+    /// It is refused or dropped for this reason. If refused, it has the mark for that.
     Rejected(Counter),
     /// The chosen slot was removed. [`choose_again`] finds another one.
     Retry,
@@ -298,7 +298,7 @@ fn leaves_new_flows(tables: &impl Tables) -> bool {
     tables.node().is_some_and(|node| node.new_flows == LEAVE)
 }
 
-/// Marks the packet so that netfilter rejects it.
+/// Marks the packet as refused. Netfilter rejects it by the mark, unless the program answers it.
 #[inline(always)]
 fn refuse(frame: &impl Frame, tables: &impl Tables, service: u32, reason: Counter) -> Classification {
     tables.count(reason);

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     Protocol,
     flow::{self, observed_state},
-    layout::{Counter, Direction, Flow, FlowKey, NodeValue, ServiceEvent, flow_state},
+    layout::{Counter, Direction, Flow, FlowKey, NodeValue, Refusing, ServiceEvent, flow_state},
     packet::{Fragment, Frame, Packet, TcpFlags},
     rewrite,
     tables::Tables,
@@ -77,7 +77,7 @@ pub(super) fn transport<F: Frame, T: Tables>(
         Classification::Rejected(reason) => {
             incoming.trace(frame, tables, reason);
             let is_refused = matches!(reason, Counter::Refused | Counter::UnknownConnection);
-            return if is_refused { Outcome::Proceed } else { Outcome::Drop };
+            return if is_refused { refused(tables) } else { Outcome::Drop };
         }
     }
     if incoming.flow.has_twice_nat() {
@@ -99,6 +99,13 @@ pub(super) fn transport<F: Frame, T: Tables>(
         return dsr::send_client_packet(frame, tables, packet, &incoming);
     }
     translate(frame, tables, packet, &incoming)
+}
+
+/// Returns what happens to a packet that is refused.
+#[inline(always)]
+fn refused(tables: &impl Tables) -> Outcome {
+    let is_answered = tables.node().is_some_and(|node| node.refusing == Refusing::Programs as u32);
+    if is_answered { Outcome::Refuse } else { Outcome::Proceed }
 }
 
 /// Writes the entries of a new flow. Returns false if that failed. `is_reused` says that a closed

@@ -236,7 +236,7 @@ fn senders_of_packets_that_are_too_long_for_the_tunnel_are_told(node: &mut TestN
 }
 
 /// Returns the folded sum of the words of these bytes.
-fn sum(bytes: &[u8]) -> u16 {
+pub(super) fn sum(bytes: &[u8]) -> u16 {
     let words =
         bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |low| (*low).into()));
     let sum: u32 = words.sum();

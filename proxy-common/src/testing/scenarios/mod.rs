@@ -13,6 +13,7 @@ mod headers;
 mod maglev;
 mod masquerade;
 mod ports;
+mod refused;
 mod rejected;
 mod sources;
 mod tcp;
@@ -40,7 +41,7 @@ pub struct Scenario {
 }
 
 /// All scenarios by file.
-pub const ALL: [&[Scenario]; 17] = [
+pub const ALL: [&[Scenario]; 18] = [
     affinity::ALL,
     counts::ALL,
     direct::ALL,
@@ -53,6 +54,7 @@ pub const ALL: [&[Scenario]; 17] = [
     maglev::ALL,
     masquerade::ALL,
     ports::ALL,
+    refused::ALL,
     sources::ALL,
     tcp::ALL,
     twice_nat::ALL,

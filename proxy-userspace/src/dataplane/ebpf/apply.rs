@@ -2,7 +2,15 @@
 
 use std::{borrow::Cow, mem};
 
-use super::{Ebpf, EbpfError, MapEntry, Plan, State, Step, failures::Failures, links::xdp, maps::Maps};
+use proxy_common::layout::Refusing;
+
+use super::{
+    Ebpf, EbpfError, MapEntry, Plan, State, Step,
+    failures::Failures,
+    links::{HookState, xdp},
+    maps::Maps,
+    rules::RuleDuties,
+};
 use crate::{
     dataplane::lock,
     kernel::{KernelError, tunnel_link},
@@ -32,18 +40,20 @@ impl Ebpf {
                 self.maglev.complete(state, plan);
             }
             match self.apply_step(&step, state) {
-                Ok(()) if matches!(*step, Step::InstallRules { .. }) => rules = None,
+                Ok(()) if matches!(*step, Step::InstallRules(_)) => rules = None,
                 Ok(()) => {}
                 // Commands do not run any more, and the steps that follow may need the rules. If
                 // maps are being replaced, the rules of the process before are there.
                 Err(error)
-                    if matches!(*step, Step::InstallRules { .. })
+                    if matches!(*step, Step::InstallRules(_))
                         && self.is_shutting_down()
                         && !self.is_replacing_state() =>
                 {
                     return Err(EbpfError::Rules(error.into()));
                 }
-                Err(error) if matches!(*step, Step::InstallRules { .. }) => rules = Some(error.into()),
+                Err(error) if matches!(*step, Step::InstallRules(_) | Step::LetProgramsRefuse(_)) => {
+                    rules = Some(error.into());
+                }
                 // The steps that follow need these.
                 Err(error) if matches!(*step, Step::Attach | Step::HandFlowsToConntrack) => {
                     return Err(error.into());
@@ -110,9 +120,8 @@ impl Ebpf {
             Step::TrackFlows => self.track_flows()?,
             Step::HandFlowsToConntrack => self.hand_flows()?,
             Step::Attach => self.attach()?,
-            Step::InstallRules { masquerade } => {
-                self.rules.as_mut().map_or(Ok(()), |rules| rules.install_with(*masquerade))?;
-            }
+            Step::LetProgramsRefuse(duties) => self.let_programs_refuse(*duties)?,
+            Step::InstallRules(duties) => self.install_rules(*duties, state)?,
             Step::AttachLink(at, link) => {
                 self.begin_settling()?;
                 let attached = self.links.attach(&mut self.object, &self.pins, *at, link)?;
@@ -142,6 +151,36 @@ impl Ebpf {
         }
         state.record(step);
         Ok(())
+    }
+
+    fn let_programs_refuse(&mut self, duties: RuleDuties) -> Result<(), KernelError> {
+        let Some(rules) = &mut self.rules else { return Ok(()) };
+        rules.set_duties(duties)?;
+        if rules.refusing() == Refusing::Programs {
+            self.maps.set_refusing(Refusing::Programs)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Installs the rules with these duties. After an error, what refused packets before goes on to
+    /// refuse them.
+    fn install_rules(&mut self, duties: RuleDuties, state: &mut State) -> Result<(), KernelError> {
+        let Some(rules) = &mut self.rules else { return Ok(()) };
+        // Programs of an earlier version may only mark packets, and links that are left out have no
+        // programs.
+        let needs_rules = |hook: &HookState| matches!(hook, HookState::Outdated | HookState::LeftOut);
+        let refuse = duties.refuse || state.links.values().any(needs_rules);
+        rules.set_duties(RuleDuties { refuse, ..duties })?;
+        let is_same = |before: RuleDuties| before.masquerade == duties.masquerade;
+        let installed = if state.rules_are_installed && state.rule_duties.is_some_and(is_same) {
+            rules.install_table()
+        } else {
+            rules.install()
+        };
+        state.rules_are_installed &= installed.is_ok();
+        installed?;
+        self.maps.set_refusing(rules.refusing())
     }
 
     /// Assigns and releases the identifiers of service ports, with their slots of counts.

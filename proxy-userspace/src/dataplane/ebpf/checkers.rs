@@ -45,16 +45,23 @@ impl Ebpf {
         state.attached = self.is_attached()?;
         state.links = self.links.observe(&self.object, &self.pins)?;
         state.xdp = xdp::observe(&self.object, &self.pins)?;
-        state.rules_are_installed = self.rules.as_ref().is_none_or(Rules::are_installed);
-        state.rules_masquerade = self.rules.as_ref().map(Rules::masquerade);
+        let are_installed = self.rules.as_ref().is_none_or(Rules::are_installed);
+        state.rules_are_installed = are_installed && self.refuses_as_planned()?;
+        state.rule_duties = self.rules.as_ref().map(Rules::duties);
         Ok(())
+    }
+
+    /// Returns true if the programs refuse packets exactly if no rules do.
+    fn refuses_as_planned(&self) -> Result<bool, KernelError> {
+        let Some(rules) = &self.rules else { return Ok(true) };
+        Ok(self.maps.refusing()? == rules.refusing() as u32)
     }
 
     /// Reads which socket programs are attached, and leaves links and rules to a thread. Reads them
     /// here if they are in doubt, or were not as they must be.
     pub(super) fn refresh_programs(&mut self, state: &mut State) -> Result<(), KernelError> {
-        let is_settled =
-            |checkers: &&mut Checkers| state.rules_are_installed && !checkers.programs.is_in_doubt();
+        let are_right = state.rules_are_installed && self.refuses_as_planned()?;
+        let is_settled = |checkers: &&mut Checkers| are_right && !checkers.programs.is_in_doubt();
         let Some(checkers) = self.checkers.as_mut().filter(is_settled) else {
             return self.observe_programs(state);
         };

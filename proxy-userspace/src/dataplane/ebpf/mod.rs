@@ -60,7 +60,7 @@ pub use self::{
         state::State,
         step::{MapEntry, Step},
     },
-    rules::{MASQUERADED_PORTS, Marks, NAMES as RULE_NAMES, Rules},
+    rules::{MASQUERADED_PORTS, Marks, NAMES as RULE_NAMES, RuleDuties, Rules},
     settings::EbpfSettings,
     trace::{TraceRecords, TracingPrograms},
     upgrade::handover::POSSIBLE_PORTS,

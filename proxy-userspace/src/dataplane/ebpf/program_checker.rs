@@ -155,11 +155,11 @@ impl Check {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::rules::RuleDuties, *};
 
     #[test]
     fn result_counts_only_if_no_plan_changed_the_same_meanwhile() {
-        let changes_rules: &[Step] = &[Step::Attach, Step::InstallRules { masquerade: true }];
+        let changes_rules: &[Step] = &[Step::Attach, Step::InstallRules(RuleDuties::ALL)];
         for (steps, changes_marks) in [(changes_rules, false), (&[], true)] {
             let mut shared = Shared::default();
             let before = shared.changes;

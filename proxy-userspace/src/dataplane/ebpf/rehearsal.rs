@@ -34,7 +34,7 @@ const DROPPED: i32 = 2;
 pub enum Rehearsed {
     /// It goes to this destination: the one that it had, or an endpoint.
     Sent(SocketAddr),
-    /// It has the mark with which netfilter refuses it.
+    /// It has the mark of packets that are refused.
     Refused,
     /// It is dropped.
     Dropped,

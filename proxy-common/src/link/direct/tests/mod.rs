@@ -154,7 +154,9 @@ impl Node {
             }
             Outcome::Proceed if self.drops => return Way::Dropped,
             Outcome::Proceed => (Way::Stack, came_in.bytes, link),
-            Outcome::Drop | Outcome::Forward | Outcome::Transmit => panic!("dropped: {packet:?}"),
+            Outcome::Drop | Outcome::Forward | Outcome::Transmit | Outcome::Refuse => {
+                panic!("dropped: {packet:?}")
+            }
         };
         if way == Way::Stack {
             forward(&mut bytes);

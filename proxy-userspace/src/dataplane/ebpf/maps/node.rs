@@ -6,7 +6,8 @@ use aya::maps::{Array, MapData};
 use proxy_common::{
     Addr,
     layout::{
-        LAYOUT_VERSION, LocalDetection, Masquerading, NewFlows, NodeValue, STATE_LAYOUT_VERSION, SocketScope,
+        LAYOUT_VERSION, LocalDetection, Masquerading, NewFlows, NodeValue, Refusing, STATE_LAYOUT_VERSION,
+        SocketScope,
     },
 };
 
@@ -78,7 +79,7 @@ impl Maps {
             tunnel_v4: before.map_or(Addr::UNSPECIFIED_V6, |value| value.tunnel_v4),
             tunnel_v6: before.map_or(Addr::UNSPECIFIED_V6, |value| value.tunnel_v6),
             tunnel_returns: before.map_or(0, |value| value.tunnel_returns),
-            zero: 0,
+            refusing: before.map_or(Refusing::Netfilter as u32, |value| value.refusing),
         };
         self.node.set(0, value, 0).map_err(failed("write", "node"))
     }
@@ -121,6 +122,16 @@ impl Maps {
         self.update_node(|node| {
             (node.direct_epoch, node.direct_scope, node.direct_lease_ns) = (epoch.0, scope, lease_ns);
         })
+    }
+
+    /// Sets what refuses packets.
+    pub(crate) fn set_refusing(&mut self, refusing: Refusing) -> Result<(), KernelError> {
+        self.update_node(|node| node.refusing = refusing as u32)
+    }
+
+    /// Returns the [`Refusing`].
+    pub(crate) fn refusing(&self) -> Result<u32, KernelError> {
+        Ok(self.node.get(&0, 0).map_err(failed("read", "node"))?.refusing)
     }
 
     /// Sets the tunnel to other nodes.

@@ -38,6 +38,7 @@ use self::{
     state::State,
     step::{MapEntry, Step},
 };
+use super::rules::RuleDuties;
 use crate::{
     dataplane::PlanSize,
     model::{Dirty, IpFamily, LinkPath, NodeView, ServicePortKey, Snapshot},
@@ -178,7 +179,15 @@ impl<'a> Planner<'a> {
         let Self { written, phases, with_new_tables: frontends, .. } = self;
         let leave = (!frontends.is_empty()).then_some(Step::LeaveConnectionsToConntrack { frontends });
         let attach = (!state.attached).then_some(Step::Attach);
-        // Attaching to sockets does not wait for the rules: only packets need them.
+        // Attaching to sockets does not wait for the rules: only packets need them. If the programs
+        // refuse packets, they do so from when they are attached. Those of an earlier version may
+        // only mark packets, and need the rules until they are replaced.
+        let (rules, fewer_rules) = match rules {
+            Some(Step::InstallRules(duties)) if !duties.refuse => {
+                (Some(Step::LetProgramsRefuse(duties)), rules)
+            }
+            _ => (rules, None),
+        };
         // A frontend that another service port took over was switched: it must not be removed for
         // its old owner. Frontends are removed before the slots that they lead to. Most plans
         // remove none.
@@ -193,6 +202,7 @@ impl<'a> Planner<'a> {
             .chain(attach)
             .chain(rules)
             .chain(phases.attachments)
+            .chain(fewer_rules)
             .chain(closures.map(|(key, value)| Step::Remove(MapEntry::Service(key, value))))
             .chain(phases.removals)
             .chain(epoch)
@@ -203,8 +213,9 @@ impl<'a> Planner<'a> {
     /// Plans the netfilter rules.
     fn rules(&self) -> Option<Step> {
         let masquerade = self.masquerade_ports().is_none();
-        let is_right = self.state.rules_masquerade.is_none_or(|masquerades| masquerades == masquerade);
-        (!self.state.rules_are_installed || !is_right).then_some(Step::InstallRules { masquerade })
+        let duties = RuleDuties { masquerade, refuse: masquerade || !self.programs_may_refuse() };
+        let is_right = self.state.rule_duties.is_none_or(|current| current == duties);
+        (!self.state.rules_are_installed || !is_right).then_some(Step::InstallRules(duties))
     }
 
     /// Plans the difference between two sets of entries.

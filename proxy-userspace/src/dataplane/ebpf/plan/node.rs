@@ -13,7 +13,10 @@ use super::{
     step::{DirectFields, MapEntry, StaleFlows, Step},
     translate,
 };
-use crate::{kernel::bpf::tc::Hook, model::PortRange};
+use crate::{
+    kernel::bpf::tc::Hook,
+    model::{Framing, LinkPath, PortRange},
+};
 
 impl Planner<'_> {
     pub(super) fn node_addresses(&mut self) {
@@ -82,6 +85,20 @@ impl Planner<'_> {
     pub(super) fn masquerade_ports(&self) -> Option<PortRange> {
         let masquerades = self.state.masquerade.masquerading == Masquerading::Programs as u16;
         self.node.masquerade_ports(masquerades)
+    }
+
+    /// Returns true if the programs may refuse packets before netfilter sees them. Then no rule and
+    /// no filter of others looks at packets that come in.
+    ///
+    /// The answer leaves on the same link. Netfilter refuses packets that come in on a port of a
+    /// bridge, which has rules of its own about what leaves there; on a link without Ethernet
+    /// headers, which may need a route to send; through the tunnel; and on a link beneath one that
+    /// is left out.
+    pub(super) fn programs_may_refuse(&self) -> bool {
+        let LinkPath::Direct { lease, without, .. } = &self.node.link_path else { return false };
+        let is_plain = self.node.links.values().all(|link| link.framing == Framing::Ethernet);
+        let leaves_out = self.state.links.values().any(|state| *state == HookState::LeftOut);
+        !lease.is_zero() && without.is_empty() && is_plain && self.node.bridge_ports.is_empty() && !leaves_out
     }
 
     /// Plans which flows take the direct path. It ends before anything else changes.

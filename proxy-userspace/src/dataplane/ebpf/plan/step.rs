@@ -12,7 +12,7 @@ use proxy_common::{
 };
 
 use super::{
-    super::links::LinkHook,
+    super::{links::LinkHook, rules::RuleDuties},
     ranges::{LinkSubnet, Prefix, Range},
 };
 use crate::{
@@ -263,10 +263,9 @@ pub enum Step {
     /// Attach the socket programs to the cgroup.
     Attach,
     /// Apply the netfilter rules that the link programs need.
-    InstallRules {
-        /// The rules masquerade.
-        masquerade: bool,
-    },
+    InstallRules(RuleDuties),
+    /// Let the programs refuse packets, unless the rules with these duties are to do it.
+    LetProgramsRefuse(RuleDuties),
     /// Attach a program to a link.
     AttachLink(LinkHook, ServedLink),
     /// Detach our program from a link that is not to be served. A port of the bond with this index
@@ -299,7 +298,7 @@ impl Step {
 
     /// Returns true if the step may write netfilter rules.
     pub(crate) const fn may_change_rules(&self) -> bool {
-        matches!(self, Self::InstallRules { .. } | Self::LeaveFlowsToConntrack)
+        matches!(self, Self::InstallRules(_) | Self::LeaveFlowsToConntrack)
     }
 
     /// Returns the index of the link that the step is for, if any.

@@ -18,6 +18,8 @@ use std::{
     ops::RangeInclusive,
 };
 
+use proxy_common::layout::Refusing;
+
 use self::{
     backend_tables::BackendTables,
     iptables::{Extent, SavedTable, TABLES},
@@ -68,6 +70,21 @@ impl Marks {
     }
 }
 
+/// What the rules are to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleDuties {
+    /// They masquerade. Otherwise the link programs do.
+    pub masquerade: bool,
+    /// They refuse. Otherwise the link programs do, unless conntrack may have connections of
+    /// Services: rules tell those from connections that nothing knows.
+    pub refuse: bool,
+}
+
+impl RuleDuties {
+    /// They do all.
+    pub const ALL: Self = Self { masquerade: true, refuse: true };
+}
+
 /// Where the rules are that masquerade and refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Location {
@@ -83,8 +100,9 @@ enum Location {
 #[derive(Clone, Debug)]
 pub struct Rules {
     marks: Marks,
-    /// They masquerade. Otherwise the link programs do.
-    masquerade: bool,
+    duties: RuleDuties,
+    /// The link programs refuse packets, so there is no table.
+    programs_refuse: bool,
     launcher: Launcher,
     nft: Nft,
     location: Location,
@@ -104,7 +122,8 @@ impl Rules {
     pub fn new(marks: Marks, masquerade: bool, launcher: Launcher) -> Self {
         Self {
             marks,
-            masquerade,
+            duties: RuleDuties { masquerade, refuse: true },
+            programs_refuse: false,
             nft: Nft::new(launcher.clone()),
             launcher,
             location: Location::Unknown,
@@ -148,31 +167,49 @@ impl Rules {
             Location::Iptables => None,
             Location::Unknown | Location::Nftables => self.nft.list_table(nft::TABLE)?,
         };
-        Ok((self.location == Location::Iptables || listing.is_some_and(|listing| self.is_whole(&listing)))
-            && self.repairs()?.is_empty()
-            && self.foreign_repairs()?.is_empty())
+        let is_table_right = match listing {
+            _ if self.location == Location::Iptables => true,
+            Some(listing) => !self.programs_refuse && self.is_whole(&listing),
+            None => self.programs_refuse,
+        };
+        Ok(is_table_right && self.repairs()?.is_empty() && self.foreign_repairs()?.is_empty())
     }
 
     fn is_whole(&self, listing: &str) -> bool {
         match &self.installed_nft {
             Some(installed) => installed == listing,
-            None => nft::is_whole(listing, self.marks, self.masquerade),
+            None => nft::is_whole(listing, self.marks, self.duties.masquerade),
         }
     }
 
-    /// Returns true if the rules masquerade.
-    pub const fn masquerade(&self) -> bool {
-        self.masquerade
+    /// Returns what the rules are to do.
+    pub const fn duties(&self) -> RuleDuties {
+        self.duties
     }
 
-    /// Makes the rules masquerade or not, and installs them.
-    pub fn install_with(&mut self, masquerade: bool) -> Result<(), KernelError> {
-        if self.masquerade != masquerade {
-            self.masquerade = masquerade;
+    /// Gives the rules these duties. Then [`Self::install`] installs them.
+    pub fn set_duties(&mut self, duties: RuleDuties) -> Result<(), KernelError> {
+        let refuse = duties.refuse
+            || match self.nft.list_table(nft::TABLE) {
+                Ok(listing) => Self::keeps_nat(listing.as_deref()),
+                // Rules of iptables refuse.
+                Err(KernelError::CommandNotFound(_)) => true,
+                Err(error) => return Err(error),
+            };
+        if self.duties.masquerade != duties.masquerade {
             self.installed.clear();
+        }
+        if self.duties != duties {
             self.installed_nft = None;
         }
-        self.install()
+        self.duties = duties;
+        self.programs_refuse = !refuse;
+        Ok(())
+    }
+
+    /// Returns what is to refuse packets. If the link programs do, there is no table.
+    pub const fn refusing(&self) -> Refusing {
+        if self.programs_refuse { Refusing::Programs } else { Refusing::Netfilter }
     }
 
     /// Installs the rules that are missing or changed. Continues after a family or backend that
@@ -188,6 +225,7 @@ impl Rules {
                 self.location = Location::Nftables;
                 Ok(())
             }
+            Err(error) if self.programs_refuse => Err(error),
             Err(error @ (KernelError::CommandNotFound { .. } | KernelError::CommandFailed { .. })) => {
                 self.fall_back(error)
             }
@@ -195,8 +233,20 @@ impl Rules {
         }
     }
 
+    /// Writes the table alone, after a change of what refuses. The rules of iptables do not depend
+    /// on that. What others added to them meanwhile stays before shunt's until they are compared.
+    pub fn install_table(&mut self) -> Result<(), KernelError> {
+        if self.location == Location::Nftables && self.install_nft().is_ok() {
+            return Ok(());
+        }
+        self.install()
+    }
+
     fn install_nft(&mut self) -> Result<(), KernelError> {
         let listing = self.nft.list_table(nft::TABLE)?;
+        if self.programs_refuse {
+            return listing.map_or(Ok(()), |_| self.nft.remove_table(nft::TABLE));
+        }
         if !listing.as_ref().is_some_and(|listing| self.is_whole(listing)) {
             self.write_nft(self.nat(listing.as_deref()), listing.is_some())?;
         }
@@ -211,13 +261,18 @@ impl Rules {
     }
 
     fn nat(&self, listing: Option<&str>) -> Nat {
-        if self.masquerade {
+        if self.duties.masquerade {
             Nat::Masquerade
-        } else if listing.is_some_and(nft::has_nat_chain) || Self::conntrack_translates() {
+        } else if Self::keeps_nat(listing) {
             Nat::Keep
         } else {
             Nat::Nothing
         }
+    }
+
+    /// Returns true if the table is to have a chain of type `nat`, even if it does not masquerade.
+    fn keeps_nat(listing: Option<&str>) -> bool {
+        listing.is_some_and(nft::has_nat_chain) || Self::conntrack_translates()
     }
 
     /// Returns true if conntrack or IPVS may have connections of Services.
@@ -228,13 +283,14 @@ impl Rules {
     /// Makes conntrack translate its connections even when all other chains of type `nat` are
     /// removed. Changes nothing if it has no such connection.
     pub fn keep_nat(&mut self) -> Result<(), KernelError> {
-        if self.masquerade || self.location == Location::Iptables {
+        if self.duties.masquerade || self.location == Location::Iptables {
             return Ok(());
         }
         let listing = self.nft.list_table(nft::TABLE)?;
         if listing.as_deref().is_some_and(nft::has_nat_chain) || !Self::conntrack_translates() {
             return Ok(());
         }
+        self.programs_refuse = false;
         self.write_nft(Nat::Keep, listing.is_some())
     }
 
@@ -321,7 +377,7 @@ impl Rules {
             let chosen = self.choose_backend(&backends);
             for (index, tables) in backends.into_iter().enumerate() {
                 let extent = if Some(index) == chosen {
-                    Extent::All { masquerade: self.masquerade, random_fully: self.random_fully }
+                    Extent::All { masquerade: self.duties.masquerade, random_fully: self.random_fully }
                 } else if tables.tables.iter().any(SavedTable::filters_forward) {
                     Extent::Forward
                 } else {

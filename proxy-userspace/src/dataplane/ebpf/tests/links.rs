@@ -1,7 +1,13 @@
 //! Which programs stay on links if others cannot be attached.
 
-use super::*;
-use crate::kernel::KernelError;
+use std::{sync::Arc, time::Duration};
+
+use super::{super::rules::RuleDuties, *};
+use crate::{
+    kernel::KernelError,
+    model::{DirectScope, Masquerade, NodeView, PortRange},
+    net::MacAddress,
+};
 
 const PORT: u32 = 2;
 const BOND: u32 = 4;
@@ -60,12 +66,69 @@ fn only_full_syncs_and_changes_of_the_node_install_missing_rules() {
     let mut state = programmed(&snapshot);
     state.rules_are_installed = false;
     let name = testing::key("default/web", "http");
-    snapshot.ports.insert(name.clone(), std::sync::Arc::new(testing::resolved_port()));
+    snapshot.ports.insert(name.clone(), Arc::new(testing::resolved_port()));
     let installs = |dirty: &Dirty| {
         let steps = plan(&state, &snapshot, dirty).steps;
-        steps.iter().any(|step| matches!(step, Step::InstallRules { .. }))
+        steps.iter().any(|step| matches!(step, Step::InstallRules(_)))
     };
     assert!(!installs(&Dirty { ports: [name].into(), ..Dirty::default() }));
     assert!(installs(&Dirty { node: true, ..Dirty::default() }));
     assert!(installs(&Dirty::everything()));
+}
+
+#[test]
+fn rules_refuse_unless_nothing_of_others_sees_the_packets() {
+    let direct = |seconds, without: &[&str]| LinkPath::Direct {
+        scope: DirectScope::Learned,
+        lease: Duration::from_secs(seconds),
+        without: without.iter().map(|link| Arc::from(*link)).collect(),
+        filtered: BTreeSet::from(["eth0".into()]),
+    };
+    let ports = PortRange { first: 61_000, last: 65_535 };
+    let masquerade = Some(Masquerade { ports, with_direct_path: true, addresses: BTreeMap::new() });
+    let mut state = State::default();
+    state.rule_duties = Some(RuleDuties::ALL);
+    let mut after = |link_path, masquerade: &Option<Masquerade>, change: fn(&mut NodeView)| {
+        let mut snapshot = Snapshot::default();
+        snapshot.node.link_path = link_path;
+        snapshot.node.masquerade = masquerade.clone();
+        change(&mut snapshot.node);
+        for step in plan(&state, &snapshot, &Dirty::everything()).steps {
+            state.record(&step);
+        }
+        let RuleDuties { masquerade, refuse } = state.rule_duties.expect("a process with rules");
+        (masquerade, refuse)
+    };
+    let same: fn(&mut NodeView) = |_| {};
+    assert_eq!(after(direct(8, &[]), &masquerade, same), (false, false));
+    assert_eq!(after(direct(8, &["eth1"]), &masquerade, same), (false, true), "a filter sees packets first");
+    assert_eq!(after(direct(0, &[]), &masquerade, same), (false, true), "a rule sees packets first");
+    assert_eq!(after(direct(8, &[]), &None, same), (true, true));
+    let bridge: fn(&mut NodeView) = |node| node.bridge_ports.extend([(PORT, MacAddress([2; 6]))]);
+    assert_eq!(after(direct(8, &[]), &masquerade, bridge), (false, true));
+    assert_eq!(after(direct(8, &[]), &masquerade, same), (false, false));
+    let tunnel = |node: &mut NodeView| {
+        drop(node.links.insert(BOND, ServedLink { name: "tun0".into(), framing: Framing::Ip }));
+    };
+    assert_eq!(after(direct(8, &[]), &masquerade, tunnel), (false, true));
+    assert_eq!(after(LinkPath::Programs, &masquerade, same), (false, true), "and go on to masquerade");
+}
+
+#[test]
+fn rules_that_refuse_go_after_the_programs_are_replaced() {
+    let mut snapshot = Snapshot::default();
+    let bond = ServedLink { name: "bond0".into(), framing: Framing::Ethernet };
+    snapshot.node.links.insert(BOND, bond);
+    for refuse in [true, false] {
+        let (lease, without) = (Duration::from_secs(u64::from(!refuse)), BTreeSet::new());
+        let (scope, filtered) = (DirectScope::Learned, BTreeSet::new());
+        snapshot.node.link_path = LinkPath::Direct { scope, lease, without, filtered };
+        let ports = PortRange { first: 61_000, last: 65_535 };
+        snapshot.node.masquerade =
+            Some(Masquerade { ports, with_direct_path: true, addresses: BTreeMap::new() });
+        let steps = plan(&State::default(), &snapshot, &Dirty::everything()).steps;
+        let at = |is: fn(&Step) -> bool| steps.iter().position(is).expect("a step of a new process");
+        let rules = at(|step| matches!(step, Step::InstallRules(_)));
+        assert_eq!(rules < at(|step| matches!(step, Step::AttachLink(..))), refuse, "{steps:?}");
+    }
 }

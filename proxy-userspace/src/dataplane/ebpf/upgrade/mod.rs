@@ -13,7 +13,7 @@ use proxy_common::{
 };
 
 use self::state_maps::{CopyPass, StateCopies};
-use super::{Ebpf, LINKS, Rules, State, links, maps, plan::step::StaleFlows, translates_requests};
+use super::{Ebpf, LINKS, State, links, maps, plan::step::StaleFlows, translates_requests};
 use crate::{
     causes::with_causes,
     kernel::{
@@ -159,7 +159,7 @@ impl Ebpf {
     /// not established yet. A failure is no reason to serve less: these flows may get another
     /// endpoint.
     pub(crate) fn leave_flows(&mut self, state: &State) {
-        if let Some(Err(error)) = self.rules.as_mut().map(Rules::keep_nat) {
+        if let Err(error) = self.keep_nat() {
             let error = with_causes(&error);
             tracing::warn!(error, "connections that conntrack translates may break");
         }
@@ -202,6 +202,15 @@ impl Ebpf {
         }
         // Conntrack may get connections with the addresses of those that stayed behind.
         self.forget(&|_, flow| handover::is_whole(flow))
+    }
+
+    /// Makes conntrack translate its connections. The rules that it needs for that refuse packets,
+    /// too.
+    fn keep_nat(&mut self) -> Result<(), KernelError> {
+        let Some(rules) = &mut self.rules else { return Ok(()) };
+        let kept = rules.keep_nat();
+        self.maps.set_refusing(rules.refusing())?;
+        kept
     }
 
     /// Makes the programs use the new marks, and then removes the rules for the old marks. Waits

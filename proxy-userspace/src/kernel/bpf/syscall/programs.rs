@@ -168,21 +168,26 @@ pub(in crate::kernel::bpf) fn program_runs(program: BorrowedFd<'_>) -> io::Resul
     Ok((info.run_time_ns, info.runs))
 }
 
+/// The bytes by which a program may make a frame longer: the headers of an ICMP error.
+const LARGEST_INSERTION: usize = 48;
+
 /// Runs a program over a frame and its context, and overwrites both with the result. Returns what
-/// the program returned. The frame may not grow. An empty context is that of the kernel.
+/// the program returned. The frame
+/// may grow by [`LARGEST_INSERTION`]. An empty context is that of the kernel.
 pub(in crate::kernel::bpf) fn test_run(
     program: BorrowedFd<'_>,
     frame: &mut Vec<u8>,
     context: &mut [u8],
     flags: u32,
 ) -> io::Result<u32> {
-    let [frame_size, context_size] = [frame.len(), context.len()].map(u32::try_from);
-    let [frame_size, context_size] =
-        [frame_size.map_err(io::Error::other)?, context_size.map_err(io::Error::other)?];
+    let length = frame.len();
+    frame.resize(length + LARGEST_INSERTION, 0);
+    let [frame_size, room, context_size] = [length, frame.len(), context.len()].map(u32::try_from);
+    let context_size = context_size.map_err(io::Error::other)?;
     let mut attribute = TestRun {
         prog_fd: number(program),
-        data_size_in: frame_size,
-        data_size_out: frame_size,
+        data_size_in: frame_size.map_err(io::Error::other)?,
+        data_size_out: room.map_err(io::Error::other)?,
         data_in: frame.as_ptr() as u64,
         data_out: frame.as_mut_ptr() as u64,
         repeat: 1,
@@ -193,8 +198,9 @@ pub(in crate::kernel::bpf) fn test_run(
         flags,
         ..TestRun::default()
     };
-    bpf_with_output(BPF_PROG_TEST_RUN, &mut attribute)?;
-    frame.truncate(attribute.data_size_out as usize);
+    let result = bpf_with_output(BPF_PROG_TEST_RUN, &mut attribute);
+    frame.truncate(if result.is_ok() { attribute.data_size_out as usize } else { length });
+    result?;
     Ok(attribute.retval)
 }
 

@@ -17,7 +17,10 @@ use proxy_common::{
 
 pub(crate) use self::entries_read::EntriesRead;
 use super::{
-    super::links::{HookState, LinkHook, xdp::XdpState},
+    super::{
+        links::{HookState, LinkHook, xdp::XdpState},
+        rules::RuleDuties,
+    },
     digest::Digest,
     ids::{IdAllocator, ServiceIds},
     ranges::{LinkSubnet, Prefix, Range},
@@ -69,9 +72,8 @@ pub struct State {
     pub(crate) xdp: BTreeMap<u32, XdpState>,
     /// The netfilter rules are as they should be.
     pub(crate) rules_are_installed: bool,
-    /// Whether these are the rules for a node where netfilter masquerades. `None` if this process
-    /// installs no rules.
-    pub(crate) rules_masquerade: Option<bool>,
+    /// What these rules are to do. `None` if this process installs no rules.
+    pub(crate) rule_duties: Option<RuleDuties>,
     /// The smallest size of Maglev tables.
     pub(crate) table_size: TableSize,
     /// The digest of all entries.
@@ -92,16 +94,17 @@ impl State {
             Step::DetachLink(at, _) | Step::LeaveLink(at) => drop(self.links.remove(at)),
             Step::AttachXdp(index, link) => drop(self.xdp.insert(*index, XdpState::Current(link.mode))),
             Step::DetachXdp(index) => drop(self.xdp.remove(index)),
-            Step::InstallRules { masquerade } => {
+            Step::InstallRules(duties) => {
                 self.rules_are_installed = true;
-                self.rules_masquerade = self.rules_masquerade.map(|_| *masquerade);
+                self.rule_duties = self.rule_duties.map(|_| *duties);
             }
             Step::SetSocketScope(scope) => self.socket_scope = *scope as u16,
             Step::SetMasquerade(fields) => self.masquerade = *fields,
             Step::SetDirect(fields) => self.direct = *fields,
             Step::SetTunnel(fields) => self.tunnel = *fields,
             Step::SetNewFlows(new_flows) => self.new_flows = *new_flows as u16,
-            Step::ReleaseSockets { .. }
+            Step::LetProgramsRefuse(_)
+            | Step::ReleaseSockets { .. }
             | Step::ForgetFlows(_)
             | Step::ForgetSource(_)
             | Step::LeaveFlowsToConntrack
