@@ -1,0 +1,70 @@
+//! The table of nftables: when there is one, and whether it has a chain of type `nat`.
+
+use super::{
+    Location, Rules,
+    nft::{self, Nat},
+};
+use crate::kernel::{KernelError, conntrack, ipvs};
+
+impl Rules {
+    /// Writes the table alone, after a change of what refuses. The rules of iptables do not depend
+    /// on that. What others added to them meanwhile stays before shunt's until they are compared.
+    pub fn install_table(&mut self) -> Result<(), KernelError> {
+        if self.location == Location::Nftables && self.install_nft().is_ok() {
+            return Ok(());
+        }
+        self.install()
+    }
+
+    pub(super) fn install_nft(&mut self) -> Result<(), KernelError> {
+        let listing = self.nft.list_table(nft::TABLE)?;
+        if self.programs_refuse {
+            return listing.map_or(Ok(()), |_| self.nft.remove_table(nft::TABLE));
+        }
+        if !listing.as_ref().is_some_and(|listing| self.is_whole(listing)) {
+            self.write_nft(self.nat(listing.as_deref()), listing.is_some())?;
+        }
+        Ok(())
+    }
+
+    /// Writes the table. If it `exists`, replaces it.
+    fn write_nft(&mut self, nat: Nat, exists: bool) -> Result<(), KernelError> {
+        self.nft.apply(&nft::script(self.marks, nat, exists))?;
+        self.installed_nft = self.nft.list_table(nft::TABLE)?;
+        Ok(())
+    }
+
+    fn nat(&self, listing: Option<&str>) -> Nat {
+        if self.duties.masquerade {
+            Nat::Masquerade
+        } else if Self::keeps_nat(listing) {
+            Nat::Keep
+        } else {
+            Nat::Nothing
+        }
+    }
+
+    /// Returns true if the table is to have a chain of type `nat`, even if it does not masquerade.
+    pub(super) fn keeps_nat(listing: Option<&str>) -> bool {
+        listing.is_some_and(nft::has_nat_chain) || Self::conntrack_translates()
+    }
+
+    /// Returns true if conntrack or IPVS may have connections of Services.
+    fn conntrack_translates() -> bool {
+        ipvs::is_loaded() || conntrack::translates_connections().unwrap_or(true)
+    }
+
+    /// Makes conntrack translate its connections even when all other chains of type `nat` are
+    /// removed. Changes nothing if it has no such connection.
+    pub fn keep_nat(&mut self) -> Result<(), KernelError> {
+        if self.duties.masquerade || self.location == Location::Iptables {
+            return Ok(());
+        }
+        let listing = self.nft.list_table(nft::TABLE)?;
+        if listing.as_deref().is_some_and(nft::has_nat_chain) || !Self::conntrack_translates() {
+            return Ok(());
+        }
+        self.programs_refuse = false;
+        self.write_nft(Nat::Keep, listing.is_some())
+    }
+}
