@@ -9,15 +9,14 @@ use super::{Outcome, answer};
 use crate::{
     Addr, Protocol,
     checksum::{self, Difference},
-    packet::{ChecksumCoverage, ETHERNET_HEADER, Frame, IpVersion, Packet, TcpFlags},
+    packet::{
+        ChecksumCoverage, ETHERNET_HEADER, Frame, IpVersion, Packet, TCP_CHECKSUM, TcpFlags, UDP_CHECKSUM,
+    },
     tables::Tables,
 };
 
 const TCP_HEADER: u32 = 20;
 const UDP_HEADER: u32 = 8;
-/// The offsets of the checksums in the transport headers.
-const TCP_CHECKSUM: u32 = 16;
-const UDP_CHECKSUM: u32 = 6;
 
 /// Answers a packet that is refused. One that cannot be answered is dropped: a packet with IP
 /// options or extension headers, a reset, or one from an address that cannot get an answer.
@@ -49,8 +48,7 @@ pub(super) fn answer<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet
 /// section 3.2.2; RFC 4443, section 2.4).
 #[inline(always)]
 fn may_get_answer(source: &Addr) -> bool {
-    let [first, _, _, _] = source.words();
-    let [.., last] = source.words();
+    let [first, _, _, last] = source.words();
     if source.is_v4() {
         let [class, ..] = last.to_ne_bytes();
         let is_multicast = class & 0xf0 == 0xe0;

@@ -304,6 +304,11 @@ impl Packet {
     }
 }
 
+/// The offset of the checksum in the header of TCP.
+pub const TCP_CHECKSUM: u32 = 16;
+/// The offset of the checksum in the header of UDP.
+pub const UDP_CHECKSUM: u32 = 6;
+
 /// The IP protocol number of ICMP.
 pub const ICMP: u8 = 1;
 /// The IP protocol number of ICMP for IPv6.

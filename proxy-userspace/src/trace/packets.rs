@@ -13,6 +13,9 @@ use super::{
 };
 use crate::model::Protocol;
 
+/// The program made a packet the answer.
+const ANSWERED: u32 = captured::REFUSED | captured::CHANGED;
+
 /// A captured packet with what its headers say.
 pub(super) struct Packet {
     time_ns: u64,
@@ -42,8 +45,7 @@ impl Packet {
         let after = record.after[..bytes(record.after_length, record.after.len())].to_vec();
         let headers: Vec<u8> = record.before.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let mut before = headers[..bytes(record.before_length, HEADERS_LENGTH)].to_vec();
-        let is_answer = record.happened & captured::REFUSED != 0 && record.happened & captured::CHANGED != 0;
-        if !is_answer {
+        if record.happened & ANSWERED != ANSWERED {
             // The program changes only headers: what follows them is what it was.
             before.extend(after.get(before.len()..).unwrap_or_default());
         }

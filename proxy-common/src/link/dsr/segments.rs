@@ -3,12 +3,10 @@
 
 use crate::{
     checksum::Difference,
-    packet::{ChecksumCoverage, Frame, IpVersion, Packet},
+    packet::{ChecksumCoverage, Frame, IpVersion, Packet, TCP_CHECKSUM},
 };
 
 const TCP_HEADER: u32 = 20;
-/// The offset of the checksum in the header of TCP.
-const TCP_CHECKSUM: u32 = 16;
 
 /// The maximum number of options that are looked at. The option for the maximum segment size is the
 /// first one that common systems write.

@@ -6,7 +6,10 @@ use super::super::{Notes, Outcome, answer};
 use crate::{
     Protocol, checksum,
     layout::Counter,
-    packet::{ETHERNET_HEADER, Frame, ICMP, ICMPV6, IpVersion, Packet, Route, RoutedPacket},
+    packet::{
+        ETHERNET_HEADER, Frame, ICMP, ICMPV6, IpVersion, Packet, Route, RoutedPacket, TCP_CHECKSUM,
+        UDP_CHECKSUM,
+    },
     tables::Tables,
 };
 
@@ -15,10 +18,6 @@ use crate::{
 const KEPT_V4: u32 = 20 + TRANSPORT;
 const KEPT_V6: u32 = 40 + TRANSPORT;
 const TRANSPORT: u32 = 28;
-
-/// The offsets of the checksums in the transport headers.
-const TCP_CHECKSUM: u32 = 16;
-const UDP_CHECKSUM: u32 = 6;
 
 /// Tells the client that its packet is too long. The packet is lost in any case.
 #[inline(never)]

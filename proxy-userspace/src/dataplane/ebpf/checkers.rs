@@ -51,7 +51,7 @@ impl Ebpf {
         Ok(())
     }
 
-    /// Returns true if the programs refuse packets exactly if no rules do.
+    /// Returns true if either the rules or the programs refuse packets, and not both.
     fn refuses_as_planned(&self) -> Result<bool, KernelError> {
         let Some(rules) = &self.rules else { return Ok(true) };
         Ok(self.maps.refusing()? == rules.refusing() as u32)

@@ -76,16 +76,23 @@ fn only_full_syncs_and_changes_of_the_node_install_missing_rules() {
     assert!(installs(&Dirty::everything()));
 }
 
-#[test]
-fn rules_refuse_unless_nothing_of_others_sees_the_packets() {
-    let direct = |seconds, without: &[&str]| LinkPath::Direct {
+fn direct(seconds: u64, without: &[&str]) -> LinkPath {
+    LinkPath::Direct {
         scope: DirectScope::Learned,
         lease: Duration::from_secs(seconds),
         without: without.iter().map(|link| Arc::from(*link)).collect(),
         filtered: BTreeSet::from(["eth0".into()]),
-    };
+    }
+}
+
+fn masquerade() -> Masquerade {
     let ports = PortRange { first: 61_000, last: 65_535 };
-    let masquerade = Some(Masquerade { ports, with_direct_path: true, addresses: BTreeMap::new() });
+    Masquerade { ports, with_direct_path: true, addresses: BTreeMap::new() }
+}
+
+#[test]
+fn rules_refuse_unless_nothing_of_others_sees_the_packets() {
+    let masquerade = Some(masquerade());
     let mut state = State::default();
     state.rule_duties = Some(RuleDuties::ALL);
     let mut after = |link_path, masquerade: &Option<Masquerade>, change: fn(&mut NodeView)| {
@@ -120,12 +127,8 @@ fn rules_that_refuse_go_after_the_programs_are_replaced() {
     let bond = ServedLink { name: "bond0".into(), framing: Framing::Ethernet };
     snapshot.node.links.insert(BOND, bond);
     for refuse in [true, false] {
-        let (lease, without) = (Duration::from_secs(u64::from(!refuse)), BTreeSet::new());
-        let (scope, filtered) = (DirectScope::Learned, BTreeSet::new());
-        snapshot.node.link_path = LinkPath::Direct { scope, lease, without, filtered };
-        let ports = PortRange { first: 61_000, last: 65_535 };
-        snapshot.node.masquerade =
-            Some(Masquerade { ports, with_direct_path: true, addresses: BTreeMap::new() });
+        snapshot.node.link_path = direct(u64::from(!refuse), &[]);
+        snapshot.node.masquerade = Some(masquerade());
         let steps = plan(&State::default(), &snapshot, &Dirty::everything()).steps;
         let at = |is: fn(&Step) -> bool| steps.iter().position(is).expect("a step of a new process");
         let rules = at(|step| matches!(step, Step::InstallRules(_)));

@@ -204,8 +204,7 @@ impl Ebpf {
         self.forget(&|_, flow| handover::is_whole(flow))
     }
 
-    /// Makes conntrack translate its connections. The rules that it needs for that refuse packets,
-    /// too.
+    /// Makes conntrack go on to translate its connections. The rules for that also refuse packets.
     fn keep_nat(&mut self) -> Result<(), KernelError> {
         let Some(rules) = &mut self.rules else { return Ok(()) };
         let kept = rules.keep_nat();

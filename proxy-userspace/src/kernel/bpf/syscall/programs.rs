@@ -172,8 +172,8 @@ pub(in crate::kernel::bpf) fn program_runs(program: BorrowedFd<'_>) -> io::Resul
 const LARGEST_INSERTION: usize = 48;
 
 /// Runs a program over a frame and its context, and overwrites both with the result. Returns what
-/// the program returned. The frame
-/// may grow by [`LARGEST_INSERTION`]. An empty context is that of the kernel.
+/// the program returned. The frame may grow by [`LARGEST_INSERTION`]. An empty context is that of
+/// the kernel.
 pub(in crate::kernel::bpf) fn test_run(
     program: BorrowedFd<'_>,
     frame: &mut Vec<u8>,
