@@ -40,6 +40,19 @@ impl Difference {
         Self::of_sums(u16::from_ne_bytes(old) as i64, u16::from_ne_bytes(new) as i64)
     }
 
+    /// Returns the difference of replaced words of four bytes at an even offset.
+    #[inline(always)]
+    pub const fn of_words(old: [u8; 4], new: [u8; 4]) -> Self {
+        Self::of_sums(u32::from_ne_bytes(old) as i64, u32::from_ne_bytes(new) as i64)
+    }
+
+    /// Returns the difference that one hop makes to the checksum of an IPv4 header with this hop
+    /// limit before, and this protocol.
+    #[inline(always)]
+    pub const fn of_hop(hops: u8, proto: u8) -> Self {
+        Self::of_bytes([hops, proto], [hops.wrapping_sub(1), proto])
+    }
+
     /// Returns the number for the helpers of the kernel.
     #[inline(always)]
     pub const fn wsum(self) -> u32 {

@@ -4,7 +4,7 @@ use crate::{
     Addr, Protocol,
     checksum::Difference,
     layout::{Flow, FlowKey},
-    packet::{ChecksumCoverage, Frame, IpVersion, Packet, Tuple},
+    packet::{ChecksumCoverage, Frame, IpVersion, Packet, PlainEnds, PlainPacket, Tuple},
     protocol::ChecksumField,
 };
 
@@ -19,13 +19,29 @@ pub fn transport<F: Frame>(
     before: &FlowKey,
     after: &Flow,
 ) -> Option<()> {
-    let checksum = TransportChecksum::of(frame, packet, protocol)?;
-    let (addresses, ports) = if packet.is_plain_v4() {
+    let checksum = TransportChecksum::of(frame, packet.checksum_field(protocol))?;
+    let (addresses, ports) = if packet.is_v4_without_options() {
         store_plain_v4(frame, packet, before, after)?
     } else {
         store_fields(frame, packet, before, after)?
     };
     checksum.fix(frame, packet.version, addresses, ports)
+}
+
+/// Rewrites a plain packet that leaves with these Ethernet addresses, one hop later. The
+/// differences are those of addresses and ports ([`PlainPacket::differences`]). Returns `None` as
+/// [`transport`].
+#[inline(always)]
+pub fn plain(
+    frame: &impl Frame,
+    packet: &PlainPacket,
+    hardware: &[u8; 12],
+    ends: &PlainEnds,
+    [addresses, ports]: [Difference; 2],
+) -> Option<()> {
+    let checksum = TransportChecksum::of(frame, packet.checksum_field())?;
+    frame.store(0, packet.start(hardware, ends, addresses).bytes()?)?;
+    checksum.fix(frame, IpVersion::V4, addresses, ports)
 }
 
 /// The checksum of a TCP or UDP packet.
@@ -36,13 +52,12 @@ pub(crate) struct TransportChecksum {
 }
 
 impl TransportChecksum {
-    /// Finds the checksum. Returns `None` if the packet is truncated before it: then nothing must
-    /// be written.
+    /// Finds the checksum, by its field in the frame. Returns `None` if the packet is truncated
+    /// before it: then nothing must be written.
     #[inline(always)]
-    pub(crate) fn of(frame: &impl Frame, packet: &Packet, protocol: Protocol) -> Option<Self> {
-        let ChecksumField { offset, is_optional } = protocol.checksum_field()?;
-        let offset = packet.payload() + offset;
-        // A TCP segment has its checksum, because its flags were read.
+    pub(crate) fn of(frame: &impl Frame, field: Option<ChecksumField>) -> Option<Self> {
+        let ChecksumField { offset, is_optional } = field?;
+        // A TCP segment has its checksum: who read its flags has checked that.
         let is_absent = is_optional && frame.load(offset)? == [0; 2];
         Some(Self { offset, is_optional, is_absent })
     }

@@ -8,11 +8,17 @@ use crate::{
     tables::Tables,
 };
 
+/// Returns the two items that an address and port can have in the prefilter as a VIP: as an address
+/// of a Service, and as a node port.
+#[inline(always)]
+pub const fn items_of_vip(addr: &Addr, port: u16) -> [PrefilterItem; 2] {
+    [PrefilterItem::of_service(addr, port), PrefilterItem::of_node_port(addr, port)]
+}
+
 /// Returns true if an address and port may be a VIP. The prefilter excludes most.
 #[inline(always)]
 pub fn may_be_vip(tables: &impl Tables, addr: &Addr, port: u16) -> bool {
-    tables.prefilter_may_contain(PrefilterItem::of_service(addr, port))
-        || tables.prefilter_may_contain(PrefilterItem::of_node_port(addr, port))
+    tables.prefilter_may_contain_any(items_of_vip(addr, port))
 }
 
 /// Returns true if an address and port may be an endpoint, or may have been one.

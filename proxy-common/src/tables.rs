@@ -4,9 +4,9 @@ use crate::{
     Addr,
     flow::PortUse,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectPath, DirectWatch, DsrKey,
-        Endpoint, EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey, MemberKey, NodeValue,
-        ProgramError, ServiceEvent, ServiceKey, ServiceValue, XdpLinkValue,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectFlowV4, DirectKey, DirectKeyV4, DirectPath,
+        DirectWatch, DsrKey, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, MaglevKey,
+        MemberKey, NodeValue, ProgramError, ServiceEvent, ServiceKey, ServiceValue, XdpLinkValue,
     },
     link::direct::DirectProgress,
     packet::{Route, RoutedPacket, TcpFlags},
@@ -16,8 +16,13 @@ use crate::{
 /// The maps, a clock and random numbers. A write may fail if the kernel has no memory at that
 /// moment.
 pub trait Tables {
-    /// Returns true if the prefilter has the item, or with a false positive.
-    fn prefilter_may_contain(&self, item: PrefilterItem) -> bool;
+    /// Returns true if the prefilter has one of the items, or with a false positive.
+    fn prefilter_may_contain_any<const N: usize>(&self, items: [PrefilterItem; N]) -> bool;
+    /// Does the same with one item.
+    #[inline(always)]
+    fn prefilter_may_contain(&self, item: PrefilterItem) -> bool {
+        self.prefilter_may_contain_any([item])
+    }
     /// Looks up a destination.
     fn service(&self, key: &ServiceKey) -> Option<ServiceValue>;
     /// Looks up the endpoint in a slot.
@@ -113,6 +118,8 @@ pub trait Tables {
     /// Looks up a direction of a flow on the direct path, and notes the acknowledgement number of a
     /// segment with these flags.
     fn direct_flow(&self, key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow>;
+    /// Does the same for IPv4.
+    fn direct_flow_v4(&self, key: &DirectKeyV4, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlowV4>;
     /// Looks up what is known of such a direction, without a change.
     fn direct_progress(&self, key: &DirectKey) -> DirectProgress;
     /// Inserts or replaces a direction of a flow on the direct path, whose packets leave with these

@@ -147,12 +147,15 @@ fn own_connection(ctx: &SockAddr) -> Option<Connection> {
 /// Handles `getpeername`.
 #[inline(always)]
 pub fn getpeername<H: Hook>(ctx: &SockAddr) -> Outcome {
+    let peer = ctx.address::<H::Family>();
     let connection = match Protocol::of_socket(ctx.protocol()) {
-        Some(Protocol::Tcp) => maps::tcp_connection(ctx.cookie()),
+        // A server calls this for each connection. Its peers are clients, not endpoints.
+        Some(Protocol::Tcp) if may_be_endpoint::<H>(&peer) => maps::tcp_connection(ctx.cookie()),
+        Some(Protocol::Tcp) => None,
         Some(Protocol::Udp | Protocol::Sctp) | None => maps::udp_connection(ctx),
     };
     if let Some(connection) = connection
-        && connection.endpoint == ctx.address::<H::Family>()
+        && connection.endpoint == peer
     {
         maps::refer_to_constants();
         ctx.set_address::<H::Family>(&connection.vip);

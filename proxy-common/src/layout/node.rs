@@ -151,6 +151,13 @@ impl NodeValue {
         self.direct_epoch & 1 != 0
     }
 
+    /// Returns the lower half of [`Self::direct_epoch`], which tells two epochs apart.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "half of it is wanted")]
+    pub const fn short_direct_epoch(&self) -> u32 {
+        self.direct_epoch as u32
+    }
+
     /// Returns true if packets take the direct path from the first one of a flow on. Then netfilter
     /// must not masquerade them.
     #[inline(always)]

@@ -9,6 +9,7 @@ mod fragment;
 mod icmp_error;
 mod masquerade;
 mod original;
+mod plain;
 mod refusal;
 mod reply;
 
@@ -17,7 +18,7 @@ use self::original::ClientPacket;
 use crate::{
     Addr, Protocol,
     layout::{Counter, Direction, Flow, FlowKey, ProgramError, ServiceEvent, flow_state},
-    packet::{Fragment, Frame, ICMP, ICMPV6, IpVersion, Packet},
+    packet::{Fragment, Frame, ICMP, ICMPV6, IpVersion, Packet, PlainPacket},
     service,
     tables::Tables,
 };
@@ -50,6 +51,12 @@ impl Outcome {
 /// Handles a packet for this node that comes in on a link.
 #[inline(always)]
 pub fn ingress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
+    if F::IS_ETHERNET
+        && PlainPacket::is_at(header, version)
+        && let Some(outcome) = plain::ingress(frame, tables)
+    {
+        return outcome;
+    }
     let mut packet = Packet::at(header, version);
     match process(frame, tables, &mut packet, Direction::Original, false) {
         Outcome::Forward if F::IS_ETHERNET && direct::is_whole(tables) => {
@@ -82,6 +89,14 @@ pub fn egress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: I
         if F::IS_ETHERNET && notes.has(Notes::LEARN) {
             direct::learn(frame, tables, &mut Packet::at(header, version), false);
         }
+        return Outcome::Proceed;
+    }
+    let is_unmarked = frame.mark() == 0 && !notes.has(Notes::ALL);
+    if F::IS_ETHERNET
+        && is_unmarked
+        && PlainPacket::is_at(header, version)
+        && plain::leaves_without_service(frame, tables)
+    {
         return Outcome::Proceed;
     }
     let is_masqueraded = take_marks(frame, tables, notes);
@@ -141,13 +156,15 @@ fn process_read<F: Frame>(
         Fragment::First => fragment::remove::<F, _>(tables, packet, direction),
         Fragment::Later => return fragment::translate_later(frame, tables, packet, direction),
     }
-    let Some(ports) = packet.ports() else { return Outcome::Proceed };
+    if !packet.has_ports() {
+        return Outcome::Proceed;
+    }
     if matches!(direction, Direction::Original) {
-        incoming(frame, tables, packet, protocol, ports)
+        incoming(frame, tables, packet, protocol)
     } else if is_masqueraded {
-        masquerade::original(frame, tables, packet, protocol, ports)
-    } else if reply::may_match(tables, packet, protocol, ports) {
-        reply::transport(frame, tables, packet, protocol, ports)
+        masquerade::original(frame, tables, packet, protocol)
+    } else if reply::may_match(tables, packet, protocol) {
+        reply::transport(frame, tables, packet, protocol)
     } else {
         Outcome::Proceed
     }
@@ -155,55 +172,34 @@ fn process_read<F: Frame>(
 
 /// Handles a TCP or UDP packet that comes in.
 #[inline(always)]
-fn incoming<F: Frame, T: Tables>(
-    frame: &F,
-    tables: &T,
-    packet: &Packet,
-    protocol: Protocol,
-    ports: [u16; 2],
-) -> Outcome {
-    if F::IS_ETHERNET && direct::is_on(tables) {
-        if is_foreign(tables, packet, ports) {
-            return Outcome::Proceed;
-        }
-        let outcome = direct::forward(frame, tables, packet, protocol, ports);
-        if !matches!(outcome, Outcome::Proceed) {
-            return outcome;
-        }
+fn incoming<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, protocol: Protocol) -> Outcome {
+    // For a plain packet, `plain::ingress` has done the same. Tunneled packets have no direct path.
+    if F::IS_ETHERNET
+        && !F::IS_TUNNELED
+        && !packet.is_plain()
+        && let Some(outcome) = direct::forward(frame, tables, packet, protocol)
+    {
+        return outcome;
     }
-    let outcome = translate(frame, tables, packet, protocol, ports);
+    let outcome = translate(frame, tables, packet, protocol);
     let passes = F::IS_ETHERNET && matches!(outcome, Outcome::Proceed);
-    if passes && direct::is_whole(tables) && direct::is_reply(tables, packet, protocol, ports) {
+    if passes && direct::is_whole(tables) && direct::is_reply(tables, packet, protocol) {
         Outcome::Forward
     } else {
         outcome
     }
 }
 
-/// Returns true if neither source nor destination belongs to a Service. A function call of its own
-/// saves stack.
-#[inline(never)]
-fn is_foreign<T: Tables>(tables: &T, packet: &Packet, ports: [u16; 2]) -> bool {
-    !service::may_be_vip(tables, &packet.destination, ports[1])
-        && !service::may_be_endpoint(tables, &packet.source, ports[0])
-}
-
 /// Translates a TCP or UDP packet that comes in, if it is for a VIP or a masqueraded flow.
 #[inline(always)]
-fn translate<F: Frame, T: Tables>(
-    frame: &F,
-    tables: &T,
-    packet: &Packet,
-    protocol: Protocol,
-    ports: [u16; 2],
-) -> Outcome {
+fn translate<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, protocol: Protocol) -> Outcome {
     if !F::IS_TUNNELED
-        && masquerade::may_be_reply(tables, packet, ports)
-        && let Some(outcome) = masquerade::reply(frame, tables, packet, protocol, ports)
+        && masquerade::may_be_reply(tables, packet)
+        && let Some(outcome) = masquerade::reply(frame, tables, packet, protocol)
     {
         outcome
-    } else if may_be_vip(tables, &packet.destination, ports[1]) {
-        original::transport(frame, tables, packet, protocol, ports)
+    } else if goes_to_vip(tables, packet) {
+        original::transport(frame, tables, packet, protocol)
     } else {
         Outcome::Proceed
     }
@@ -213,6 +209,22 @@ fn translate<F: Frame, T: Tables>(
 #[inline(never)]
 fn may_be_vip<T: Tables>(tables: &T, address: &Addr, port: u16) -> bool {
     service::may_be_vip(tables, address, port)
+}
+
+/// Returns true if the destination of a packet may be a VIP. A function call of its own saves
+/// stack.
+#[inline(never)]
+fn goes_to_vip<T: Tables>(tables: &T, packet: &Packet) -> bool {
+    let [_, port] = packet.ports_or_zeros();
+    service::may_be_vip(tables, &packet.destination, port)
+}
+
+/// Returns true if the source of a packet may be an endpoint. A function call of its own saves
+/// stack.
+#[inline(never)]
+fn comes_from_endpoint<T: Tables>(tables: &T, packet: &Packet) -> bool {
+    let [port, _] = packet.ports_or_zeros();
+    service::may_be_endpoint(tables, &packet.source, port)
 }
 
 /// Returns true if an address and port may be an endpoint. A function call of its own saves stack.
@@ -310,27 +322,38 @@ fn is_settling(tables: &impl Tables, now_ns: u64) -> bool {
 /// changed.
 #[inline(always)]
 fn finish(tables: &impl Tables, rewritten: Option<()>) -> Outcome {
-    if rewritten.is_some() {
-        return Outcome::Proceed;
-    }
-    tables.count_error(ProgramError::NotRewritten);
-    count_drop(tables, Counter::NotRewritten)
+    if rewritten.is_some() { Outcome::Proceed } else { not_rewritten(tables) }
 }
 
 /// Does the same for a packet of a flow, and counts it for the service.
 #[inline(always)]
-fn finish_flow_packet(
-    frame: &impl Frame,
-    tables: &impl Tables,
+fn finish_flow_packet<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
     (key, flow): (&FlowKey, &Flow),
     event: ServiceEvent,
     rewritten: Option<()>,
 ) -> Outcome {
-    tables.count_service(flow.service, if rewritten.is_some() { event } else { ServiceEvent::Drop });
     if rewritten.is_none() {
-        tables.trace(Counter::NotRewritten, frame.link(), key, flow);
+        return drop_flow_packet(frame, tables, key, flow);
     }
-    finish(tables, rewritten)
+    tables.count_service(flow.service, event);
+    Outcome::Proceed
+}
+
+/// Drops a packet that could not be rewritten.
+#[inline(always)]
+fn not_rewritten(tables: &impl Tables) -> Outcome {
+    tables.count_error(ProgramError::NotRewritten);
+    count_drop(tables, Counter::NotRewritten)
+}
+
+/// Drops a packet of a flow that could not be rewritten. A function call of its own saves stack.
+#[inline(never)]
+fn drop_flow_packet<F: Frame, T: Tables>(frame: &F, tables: &T, key: &FlowKey, flow: &Flow) -> Outcome {
+    tables.count_service(flow.service, ServiceEvent::Drop);
+    tables.trace(Counter::NotRewritten, frame.link(), key, flow);
+    not_rewritten(tables)
 }
 
 /// Makes a packet of a whole flow take the direct path, unless it is dropped.
@@ -342,10 +365,10 @@ const fn forward(outcome: Outcome, flow: &Flow) -> Outcome {
     }
 }
 
-/// Returns the length of the IP packet in bytes.
+/// Returns the length in bytes of the IP packet whose header has this offset.
 #[inline(always)]
-fn ip_length(frame: &impl Frame, packet: &Packet) -> u32 {
-    frame.length().wrapping_sub(packet.header())
+fn ip_length(frame: &impl Frame, header: u32) -> u32 {
+    frame.length().wrapping_sub(header)
 }
 
 #[inline(always)]

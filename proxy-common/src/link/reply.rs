@@ -1,12 +1,12 @@
 //! The reply direction: packets of endpoints that leave get the VIP back as their source.
 
 use super::{
-    Notes, Outcome, direct,
+    Notes, Outcome, comes_from_endpoint, direct,
     dsr::{
         reply::{enter_with_reply, redirected},
         too_long::tell_endpoint,
     },
-    finish_flow_packet, fragment, ip_length, is_settling, malformed, may_be_endpoint, may_be_vip,
+    finish_flow_packet, fragment, ip_length, is_settling, malformed, may_be_vip,
 };
 use crate::{
     Protocol,
@@ -20,13 +20,9 @@ use crate::{
 /// Returns true if the source of a packet may be an endpoint, or, for a datagram, a VIP of the
 /// node.
 #[inline(always)]
-pub(super) fn may_match(
-    tables: &impl Tables,
-    packet: &Packet,
-    protocol: Protocol,
-    [port, _]: [u16; 2],
-) -> bool {
-    may_be_endpoint(tables, &packet.source, port)
+pub(super) fn may_match(tables: &impl Tables, packet: &Packet, protocol: Protocol) -> bool {
+    let [port, _] = packet.ports_or_zeros();
+    comes_from_endpoint(tables, packet)
         || !protocol.is_connection_oriented() && may_be_vip(tables, &packet.source, port)
 }
 
@@ -37,10 +33,9 @@ pub(super) fn transport<F: Frame, T: Tables>(
     tables: &T,
     packet: &Packet,
     protocol: Protocol,
-    ports: [u16; 2],
 ) -> Outcome {
     let Some((tcp, acknowledged)) = packet.tcp_answer(frame, protocol) else { return malformed(tables) };
-    let key = FlowKey::new(Direction::Reply, protocol, packet.tuple(ports));
+    let key = FlowKey::new(Direction::Reply, protocol, packet.tuple(packet.ports_or_zeros()));
     let Some(flow) = tables.answered_flow(&key, tcp, acknowledged) else {
         if !protocol.is_connection_oriented() {
             note_vip_as_source(tables, &key.tuple());
@@ -114,7 +109,7 @@ fn translate<F: Frame, T: Tables>(
     if packet.fragment == Fragment::First && !Notes::is_forwarded(frame, tables) {
         fragment::record_first::<F, _>(tables, packet, Direction::Reply, flow, 0);
     }
-    let event = ServiceEvent::ToClient(ip_length(frame, packet));
+    let event = ServiceEvent::ToClient(ip_length(frame, packet.header()));
     let rewritten = rewrite::transport(frame, packet, protocol, key, flow);
     redirected(frame, tables, finish_flow_packet(frame, tables, (key, flow), event, rewritten))
 }

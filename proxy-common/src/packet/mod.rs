@@ -1,12 +1,14 @@
 //! Reads the headers of a packet: addresses, ports, TCP flags, and whether it is a fragment.
 
 mod frame;
+mod plain;
 mod tcp;
 
-use crate::{Addr, layout::Endpoint};
+use crate::{Addr, Protocol, layout::Endpoint, protocol::ChecksumField};
 
 pub use self::{
     frame::{ChecksumCoverage, Frame, Route, RoutedPacket},
+    plain::{FrameStart, PlainEnds, PlainPacket, Segment},
     tcp::TcpFlags,
 };
 
@@ -52,11 +54,22 @@ pub struct Packet {
     pub destination: Addr,
     /// The first four bytes of the payload, if there are so many: source and destination port.
     ports: [u8; 4],
-    has_ports: bool,
+    shape: Shape,
     /// The traffic class, with the bits for congestion.
     pub traffic_class: u8,
     /// The hop limit.
     pub hops: u8,
+}
+
+/// What is known of a packet when its headers are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    /// It has no ports, or its headers are not read yet.
+    Portless,
+    /// It is a [`PlainPacket`].
+    Plain,
+    /// It is another packet.
+    Other,
 }
 
 /// Source and destination with ports.
@@ -133,7 +146,7 @@ impl Packet {
             source: Addr::UNSPECIFIED_V6,
             destination: Addr::UNSPECIFIED_V6,
             ports: [0; 4],
-            has_ports: false,
+            shape: Shape::Portless,
             traffic_class: 0,
             hops: 0,
         }
@@ -149,7 +162,11 @@ impl Packet {
             IpVersion::V6 => self.read_v6(frame)?,
         }
         if let Some(ports) = frame.load(self.payload()) {
-            (self.ports, self.has_ports) = (ports, true);
+            let is_plain = self.header() == ETHERNET_HEADER
+                && self.is_v4_without_options()
+                && matches!(self.fragment, Fragment::Whole)
+                && Protocol::of_packet(self.proto).is_some();
+            (self.ports, self.shape) = (ports, if is_plain { Shape::Plain } else { Shape::Other });
         }
         Some(())
     }
@@ -249,7 +266,7 @@ impl Packet {
             IpVersion::V4 => frame.load(self.header() + 16).map(Addr::from_v4),
             IpVersion::V6 => frame.load(self.header() + 24).map(|octets| Addr { octets }),
         };
-        let has_other_ports = || self.has_ports && frame.load(self.payload()) != Some(self.ports);
+        let has_other_ports = || self.has_ports() && frame.load(self.payload()) != Some(self.ports);
         address.is_some_and(|address| address != self.destination) || has_other_ports()
     }
 
@@ -259,17 +276,35 @@ impl Packet {
         (self.payload & OFFSETS) as u32
     }
 
+    /// Returns true if the packet has ports.
+    #[inline(always)]
+    pub const fn has_ports(&self) -> bool {
+        !matches!(self.shape, Shape::Portless)
+    }
+
     /// Returns source and destination port, in host byte order.
     #[inline(always)]
     pub fn ports(&self) -> Option<[u16; 2]> {
+        self.has_ports().then_some(self.ports_or_zeros())
+    }
+
+    /// Returns source and destination port, in host byte order, or zeros if there are none.
+    #[inline(always)]
+    pub const fn ports_or_zeros(&self) -> [u16; 2] {
         let [a, b, c, d] = self.ports;
-        self.has_ports.then_some([u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])])
+        [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])]
+    }
+
+    /// Returns true for a [`PlainPacket`].
+    #[inline(always)]
+    pub const fn is_plain(&self) -> bool {
+        matches!(self.shape, Shape::Plain)
     }
 
     /// Returns true for an IPv4 header without options, so that the ports directly follow the
     /// addresses.
     #[inline(always)]
-    pub const fn is_plain_v4(&self) -> bool {
+    pub const fn is_v4_without_options(&self) -> bool {
         matches!(self.version, IpVersion::V4) && self.payload() == self.header() + 20
     }
 
@@ -290,6 +325,13 @@ impl Packet {
             IpVersion::V6 => 40,
         };
         self.payload() == self.header() + header
+    }
+
+    /// Returns the field of the transport checksum, with its offset in the frame.
+    #[inline(always)]
+    pub fn checksum_field(&self, protocol: Protocol) -> Option<ChecksumField> {
+        let ChecksumField { offset, is_optional } = protocol.checksum_field()?;
+        Some(ChecksumField { offset: self.payload() + offset, is_optional })
     }
 
     /// Returns the bytes of the packet that its header names.

@@ -8,7 +8,7 @@ const TCP_LENGTH: u32 = 12;
 /// The offset of the sequence number in the header of TCP.
 const TCP_SEQUENCE: u32 = 4;
 /// The offset of the acknowledgement number.
-const TCP_ACKNOWLEDGEMENT: u32 = 8;
+pub(super) const TCP_ACKNOWLEDGEMENT: u32 = 8;
 
 impl Packet {
     /// Returns the flags of a TCP segment, and no flags for other protocols. Returns `None` if the
@@ -96,7 +96,7 @@ impl TcpFlags {
 
     /// Returns true for a segment that neither opens, closes nor resets a connection.
     #[inline(always)]
-    pub const fn is_plain(self) -> bool {
+    pub const fn is_of_open_connection(self) -> bool {
         self.0 & (Self::ACK | Self::SYN | Self::FIN | Self::RST) == Self::ACK
     }
 

@@ -43,13 +43,15 @@ impl PrefilterTable {
     /// The number of 64-bit words of the value, with the mask.
     pub const LENGTH: u32 = 1 + MAX_WORDS;
 
-    /// Returns true if the item was inserted, or with a false positive.
+    /// Returns true if one of the items was inserted, or with a false positive.
     #[inline(always)]
-    pub fn may_contain(&self, item: PrefilterItem) -> bool {
+    pub fn may_contain_any<const N: usize>(&self, items: [PrefilterItem; N]) -> bool {
         #[expect(clippy::cast_possible_truncation, reason = "there are at most 2^17 words")]
-        let index = item.index(self.mask as u32);
-        let bits = item.bits();
-        self.words.get(index as usize).is_some_and(|word| word & bits == bits)
+        let mask = self.mask as u32;
+        let word = |item: PrefilterItem| self.words.get(item.index(mask) as usize).copied().unwrap_or(0);
+        // Unlike `any`, this becomes no loop over items in memory, which programs would need stack
+        // for.
+        items.map(|item| item.bits() & !word(item)).contains(&0)
     }
 }
 

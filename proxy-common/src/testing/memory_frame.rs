@@ -137,6 +137,11 @@ impl<const TUNNELED: bool> Frame for MemoryFrame<TUNNELED> {
         self.octets.borrow().get(offset as usize..)?.first_chunk().copied()
     }
 
+    fn load_words<const N: usize>(&self, offset: u32) -> Option<[[u8; 4]; N]> {
+        let octets = self.octets.borrow();
+        octets.get(offset as usize..)?.as_chunks().0.first_chunk().copied()
+    }
+
     fn store<const N: usize>(&self, offset: u32, bytes: &[u8; N]) -> Option<()> {
         self.assert_that_offsets_are_valid();
         let mut all = self.octets.borrow_mut();

@@ -11,10 +11,10 @@ use crate::{
     Addr,
     flow::PortUse,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectKey, DirectPath, DirectWatch, DsrKey,
-        Endpoint, EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, KnownRoute, MaglevKey, MemberKey,
-        NodeValue, ProgramError, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue, SocketScope,
-        XdpLinkValue, flow_state,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectFlowV4, DirectKey, DirectKeyV4, DirectPath,
+        DirectWatch, DsrKey, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, KnownRoute,
+        MaglevKey, MemberKey, NodeValue, ProgramError, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue,
+        SocketScope, XdpLinkValue, flow_state,
     },
     link::{self, Outcome, direct::DirectProgress},
     packet::{Frame as _, Route, RoutedPacket, TcpFlags},
@@ -121,8 +121,9 @@ fn result<const TUNNELED: bool>(
 
 impl Tables for MemoryMaps {
     /// Has no false positives. It has removed Services and endpoints if their flows exist.
-    fn prefilter_may_contain(&self, item: PrefilterItem) -> bool {
-        self.config.prefilter_items().chain(self.state.borrow().prefilter_items()).any(|other| other == item)
+    fn prefilter_may_contain_any<const N: usize>(&self, items: [PrefilterItem; N]) -> bool {
+        let state = self.state.borrow();
+        self.config.prefilter_items().chain(state.prefilter_items()).any(|item| items.contains(&item))
     }
 
     fn service(&self, key: &ServiceKey) -> Option<ServiceValue> {
@@ -311,6 +312,10 @@ impl Tables for MemoryMaps {
             flow.path.acknowledged = acknowledged;
         }
         Some(*flow)
+    }
+
+    fn direct_flow_v4(&self, key: &DirectKeyV4, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlowV4> {
+        self.direct_flow(&(*key).into(), tcp, acknowledged).map(|flow| flow.v4())
     }
 
     fn direct_progress(&self, key: &DirectKey) -> DirectProgress {

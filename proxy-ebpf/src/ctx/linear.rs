@@ -1,5 +1,7 @@
 //! Bytes of a packet that programs read and write without a helper.
 
+use core::array;
+
 /// The largest offset at which bytes are read or written. The verifier wants a limit.
 const MAX_OFFSET: u32 = 0x7fff;
 
@@ -21,15 +23,29 @@ pub(super) struct Linear {
 }
 
 impl Linear {
-    /// Returns the address of `N` bytes at an offset, if they are in this part.
+    /// Returns the address of so many bytes at an offset, if they are in this part. Their number is
+    /// a constant.
     #[inline(always)]
-    fn at<const N: usize>(self, offset: u32) -> Option<*mut u8> {
+    fn at(self, offset: u32, bytes: usize) -> Option<*mut u8> {
         // The verifier learns nothing from a comparison for a single byte.
-        if N < 2 || offset > MAX_OFFSET {
+        if bytes < 2 || offset > MAX_OFFSET {
             return None;
         }
         let at = self.start as usize + offset as usize;
-        if at + N > self.end as usize { None } else { Some(at as *mut u8) }
+        if at + bytes > self.end as usize { None } else { Some(at as *mut u8) }
+    }
+
+    /// Reads words. Returns `None` if some are not in this part.
+    ///
+    /// # Safety
+    ///
+    /// `start` and `end` are those of the context.
+    #[inline(always)]
+    pub(super) unsafe fn load_words<const N: usize>(self, offset: u32) -> Option<[[u8; 4]; N]> {
+        let from = self.at(offset, 4 * N)?.cast::<Halves>();
+        // SAFETY: the words are between the start and the end of the packet. Headers are at even
+        // offsets.
+        Some(array::from_fn(|word| unsafe { from.add(word).read().0.to_ne_bytes() }))
     }
 
     /// Copies bytes out of the packet. Returns false if some are not in this part.
@@ -39,7 +55,7 @@ impl Linear {
     /// `start` and `end` are those of the context, and `room` has `N` bytes at a multiple of 8.
     #[inline(always)]
     pub(super) unsafe fn load<const N: usize>(self, offset: u32, room: *mut u8) -> bool {
-        let Some(from) = self.at::<N>(offset) else { return false };
+        let Some(from) = self.at(offset, N) else { return false };
         // SAFETY: N bytes are between the start and the end of the packet. Headers are at even
         // offsets.
         unsafe {
@@ -64,7 +80,7 @@ impl Linear {
     /// `start` and `end` are those of the context, and the program may write the packet.
     #[inline(always)]
     pub(super) unsafe fn store<const N: usize>(self, offset: u32, bytes: &[u8; N]) -> bool {
-        let Some(to) = self.at::<N>(offset) else { return false };
+        let Some(to) = self.at(offset, N) else { return false };
         let from = bytes.as_ptr();
         // SAFETY: N bytes are between the start and the end of the packet. The bytes may be at any
         // address.

@@ -189,6 +189,21 @@ impl<L: Layer> Frame for Skb<L> {
     }
 
     #[inline(always)]
+    fn load_words<const N: usize>(&self, offset: u32) -> Option<[[u8; 4]; N]> {
+        // SAFETY: the bounds are those of the context.
+        if let Some(words) = unsafe { self.linear().load_words(offset) } {
+            return Some(words);
+        }
+        let mut words = MaybeUninit::<[[u8; 4]; N]>::uninit();
+        // SAFETY: the helper writes so many bytes, for which there is room, or fails.
+        let result =
+            unsafe { bpf_skb_load_bytes(self.skb.cast(), offset, words.as_mut_ptr().cast(), 4 * N as u32) };
+        succeeded(result)?;
+        // SAFETY: all bytes were written.
+        Some(unsafe { words.assume_init() })
+    }
+
+    #[inline(always)]
     fn store<const N: usize>(&self, offset: u32, bytes: &[u8; N]) -> Option<()> {
         // SAFETY: the helper reads N bytes, which exist, or fails.
         let result = unsafe { bpf_skb_store_bytes(self.skb, offset, bytes.as_ptr().cast(), N as u32, 0) };

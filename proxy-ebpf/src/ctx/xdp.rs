@@ -74,6 +74,12 @@ impl Frame for Xdp {
     }
 
     #[inline(always)]
+    fn load_words<const N: usize>(&self, offset: u32) -> Option<[[u8; 4]; N]> {
+        // SAFETY: the bounds are those of the context.
+        unsafe { self.linear().load_words(offset) }
+    }
+
+    #[inline(always)]
     fn store<const N: usize>(&self, offset: u32, bytes: &[u8; N]) -> Option<()> {
         // SAFETY: the bounds are those of the context, and XDP programs may write their frame.
         let is_stored = unsafe { self.linear().store(offset, bytes) };

@@ -12,7 +12,7 @@ use proxy_common::{
 use super::{DIRECT_FLOWS_V4, DIRECT_FLOWS_V6, PLACEHOLDER};
 
 /// A value of one of the maps.
-trait Value: Copy + Into<DirectFlow> {
+pub(super) trait Value: Copy {
     /// Returns true if both have the same addresses.
     fn has_addresses_of(&self, other: &Self) -> bool;
     fn path(&self) -> &DirectPath;
@@ -52,25 +52,25 @@ value!(DirectFlowV4);
 #[inline(always)]
 pub fn direct_flow(key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow> {
     match key.v4() {
-        Some(key) => find(&DIRECT_FLOWS_V4, &key, tcp, acknowledged),
+        Some(key) => find(&DIRECT_FLOWS_V4, &key, tcp, acknowledged).map(DirectFlow::from),
         None => find(&DIRECT_FLOWS_V6, key, tcp, acknowledged),
     }
 }
 
 #[inline(always)]
-fn find<K, V: Value>(
+pub(super) fn find<K, V: Value>(
     map: &'static LruHashMap<K, V, PLACEHOLDER>,
     key: &K,
     tcp: TcpFlags,
     acknowledged: u32,
-) -> Option<DirectFlow> {
+) -> Option<V> {
     let flow = map.get_ptr_mut(key)?;
     // SAFETY: as in `flows::answered_flow`.
     unsafe {
         if tcp.has_ack() && (*flow).path().acknowledged != acknowledged {
             (*V::path_mut(flow)).acknowledged = acknowledged;
         }
-        Some((*flow).into())
+        Some(*flow)
     }
 }
 

@@ -152,8 +152,8 @@ const EEXIST: i32 = -17;
 
 impl<P: EntryPoint> Tables for Kernel<P> {
     #[inline(always)]
-    fn prefilter_may_contain(&self, item: PrefilterItem) -> bool {
-        PREFILTER.get(0).is_some_and(|prefilter| prefilter.may_contain(item))
+    fn prefilter_may_contain_any<const N: usize>(&self, items: [PrefilterItem; N]) -> bool {
+        PREFILTER.get(0).is_some_and(|prefilter| prefilter.may_contain_any(items))
     }
 
     #[inline(always)]
@@ -360,6 +360,11 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     #[inline(always)]
     fn direct_flow(&self, key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow> {
         direct::direct_flow(key, tcp, acknowledged)
+    }
+
+    #[inline(always)]
+    fn direct_flow_v4(&self, key: &DirectKeyV4, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlowV4> {
+        direct::find(&DIRECT_FLOWS_V4, key, tcp, acknowledged)
     }
 
     #[inline(always)]

@@ -78,6 +78,16 @@ impl Floor {
             |((link, is_egress), rules): (&(String, bool), &Rules)| attach(world, (link, *is_egress), rules);
         Ok(Self { _programs: places.iter().map(attach).collect::<Result<_>>()? })
     }
+
+    /// Attaches programs that let all packets pass, where packets for a pod of the node and for
+    /// another node come in and leave. Kernel 6.6.
+    pub(super) fn letting_pass(world: &World) -> Result<Self> {
+        let pod_link = Host::A2.node_link();
+        let hooks = [LINK, &pod_link].into_iter().flat_map(|link| [(link, false), (link, true)]);
+        Ok(Self {
+            _programs: hooks.map(|hook| attach(world, hook, &Rules::default())).collect::<Result<_>>()?,
+        })
+    }
 }
 
 /// Returns true if this kernel can attach the programs: 6.6.

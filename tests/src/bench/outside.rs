@@ -100,8 +100,8 @@ impl Length {
     /// Returns where the client connects to.
     fn target(self, way: Way, workload: Workload) -> SocketAddr {
         match (way, self) {
-            (Way::Routed, Self::ThisNode) => (ON_THIS_NODE, endpoint_port(workload)).into(),
-            (Way::Routed, Self::OtherNode) => (BEHIND_NODES, endpoint_port(workload)).into(),
+            (way, Self::ThisNode) if way.is_foreign() => (ON_THIS_NODE, endpoint_port(workload)).into(),
+            (way, Self::OtherNode) if way.is_foreign() => (BEHIND_NODES, endpoint_port(workload)).into(),
             _ => (NODE, self.node_port(workload)).into(),
         }
     }
@@ -194,6 +194,7 @@ pub(super) fn measure(
                 other.start(world)?;
             }
         }
+        let _programs = (way == Way::FloorForeign).then(|| Floor::letting_pass(world)).transpose()?;
         let lengths = Length::ALL.into_iter();
         for length in lengths.filter(|length| !way.is_dsr() || *length == Length::OtherNode) {
             for &workload in workloads {

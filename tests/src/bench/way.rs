@@ -13,6 +13,12 @@ pub enum Way {
     /// No Service, no proxy, no rules: what the ratios of the other ways would be if they cost
     /// nothing.
     Routed,
+    /// The same direct connections, with the proxy in mode ebpf with its default settings. Towards
+    /// the other node, no end is one of a Service. The pod of this node is an endpoint.
+    Foreign,
+    /// The same without the proxy: programs on the links of the node and of the pod read headers,
+    /// and let all packets pass.
+    FloorForeign,
     /// Two rules of the kernel translate and masquerade.
     KernelNat,
     /// The proxy in mode nftables.
@@ -59,8 +65,10 @@ pub enum Way {
 impl Way {
     /// All ways. Conntrack translates connections in the last three. Afterwards the kernel tracks
     /// connections for a while.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::Routed,
+        Self::FloorForeign,
+        Self::Foreign,
         Self::FloorPrograms,
         Self::FloorProgramsTable,
         Self::FloorDirect,
@@ -84,6 +92,8 @@ impl Way {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Routed => "routed by the node",
+            Self::Foreign => "foreign, mode ebpf",
+            Self::FloorForeign => "foreign, floor",
             Self::KernelNat => "two NAT rules",
             Self::Nftables => "mode nftables",
             Self::Default => "mode ebpf, default",
@@ -113,7 +123,12 @@ impl Way {
         matches!(self, Self::XdpGeneric | Self::XdpNative | Self::XdpBare | Self::FloorXdpTable)
     }
 
-    /// Returns what the programs of this way do, if it is one without a proxy.
+    /// Returns true if the client connects to the pod itself.
+    pub(super) const fn is_foreign(self) -> bool {
+        matches!(self, Self::Routed | Self::Foreign | Self::FloorForeign)
+    }
+
+    /// Returns what the programs of this way do, if they translate without a proxy.
     pub(super) const fn floor(self) -> Option<floor::Kind> {
         let (redirects, remembers) = match self {
             Self::FloorPrograms => (false, false),
@@ -127,13 +142,14 @@ impl Way {
 
     /// Returns true if this kernel can measure the way.
     pub(super) fn is_possible(self) -> bool {
-        self.floor().is_none() || floor::is_possible()
+        self.floor().is_none() && self != Self::FloorForeign || floor::is_possible()
     }
 
     /// Returns mode and configuration of the proxy, unless this way has none.
     pub(super) fn proxy(self) -> Result<Option<(&'static str, Mapping)>> {
         let shunt = match self {
             Self::Routed
+            | Self::FloorForeign
             | Self::KernelNat
             | Self::XdpBare
             | Self::FloorPrograms
@@ -142,7 +158,7 @@ impl Way {
             | Self::FloorDirectTable
             | Self::FloorXdpTable => return Ok(None),
             Self::Nftables => return Ok(Some(("nftables", Mapping::new()))),
-            Self::Default => return Ok(Some(("ebpf", Mapping::new()))),
+            Self::Default | Self::Foreign => return Ok(Some(("ebpf", Mapping::new()))),
             Self::Programs => "links: {path: programs}",
             Self::Masquerading => "links: {path: programs, masquerade: programs}",
             Self::Direct => "links: {path: direct, masquerade: programs}",

@@ -1,6 +1,6 @@
 //! Learns what the stack does with a flow from a packet that leaves.
 
-use super::{LEASE_NS, epoch, is_before_change, is_plain, longest};
+use super::{LEASE_NS, epoch, is_bare, is_before_change, longest};
 use crate::{
     Protocol,
     checksum::Difference,
@@ -57,7 +57,7 @@ fn learn_from<F: Frame, T: Tables>(
     let ports = packet.ports()?;
     let key = DirectKey::new(protocol, packet.tuple(ports));
     let mut passage = Passage { key, service: 0, state: 0, to_endpoint: is_masqueraded };
-    if is_plain(frame, packet)
+    if is_bare(frame, packet)
         && find_passage(tables, protocol, &mut passage)
         && may_be_learned(protocol, &passage)
     {

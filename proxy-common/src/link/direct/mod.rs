@@ -12,27 +12,26 @@
 //! after that second.
 
 mod early;
+mod hop;
 mod learn;
+mod plain;
 mod route;
 pub(super) mod twice;
 mod whole;
 
 pub use self::early::early;
 
+use self::hop::rewrite_learned;
 pub(super) use self::{
     learn::learn,
+    plain::forward_plain,
     whole::{is_reply, is_whole, leave_by, send_on, state},
 };
-use super::{Notes, Outcome, count_drop, ip_length, may_be_endpoint};
+use super::{Notes, Outcome, comes_from_endpoint, goes_to_vip, ip_length, not_rewritten};
 use crate::{
-    Addr, AddrV4, Protocol,
-    checksum::Difference,
-    layout::{
-        Counter, DirectFlow, DirectKey, DirectPath, Flow, FlowKey, ProgramError, ServiceEvent, direct_flags,
-        flow_state,
-    },
+    Protocol,
+    layout::{DirectKey, DirectPath, Flow, FlowKey, NodeValue, ServiceEvent, direct_flags, flow_state},
     packet::{DSCP, ETHERNET_HEADER, Fragment, Frame, IpVersion, Packet, TcpFlags, Tuple},
-    rewrite::TransportChecksum,
     tables::Tables,
 };
 
@@ -112,9 +111,8 @@ pub(super) fn is_on(tables: &impl Tables) -> bool {
 }
 
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "half of it tells two epochs apart")]
 fn epoch(tables: &impl Tables) -> u32 {
-    tables.node().map_or(0, |node| node.direct_epoch as u32)
+    tables.node().map_or(0, |node| node.short_direct_epoch())
 }
 
 /// Asks the program on the link where a packet leaves to learn from it, if its flow is old enough.
@@ -132,92 +130,143 @@ pub(super) fn sample<F: Frame, T: Tables>(frame: &F, tables: &T, flow: &Flow, tc
 #[inline(never)]
 fn sample_old<F: Frame, T: Tables>(frame: &F, tables: &T, tcp: TcpFlags) {
     const NONE: TcpFlags = TcpFlags(0);
-    if (tcp == NONE || tcp.is_plain()) && is_on(tables) && tables.random().is_multiple_of(SAMPLE) {
+    if (tcp == NONE || tcp.is_of_open_connection()) && is_on(tables) && tables.random().is_multiple_of(SAMPLE)
+    {
         Notes::leave(frame, Notes::LEARN);
     }
 }
 
-/// Handles a packet that comes in for a VIP or from an endpoint. If its flow is not on the direct
-/// path, [`Outcome::Proceed`] sends it through the stack.
+/// Handles a packet that comes in, unless it is a [`PlainPacket`](crate::packet::PlainPacket): one
+/// of no Service passes, and one of a flow on the direct path leaves. Returns `None` for all
+/// others. Packets of IPv4 do not leave here, but may end the direct path of their flow.
 #[inline(never)]
 pub(super) fn forward<F: Frame, T: Tables>(
     frame: &F,
     tables: &T,
     packet: &Packet,
     protocol: Protocol,
-    ports: [u16; 2],
-) -> Outcome {
-    let Some((tcp, acknowledged)) = packet.tcp_answer(frame, protocol) else { return Outcome::Proceed };
-    let key = DirectKey::new(protocol, packet.tuple(ports));
-    let is_plain = !protocol.is_connection_oriented() || tcp.is_plain();
-    let Some(flow) = tables.direct_flow(&key, tcp, acknowledged) else { return Outcome::Proceed };
-    if !is_plain {
+) -> Option<Outcome> {
+    if !is_on(tables) {
+        return None;
+    }
+    if !goes_to_vip(tables, packet) && !comes_from_endpoint(tables, packet) {
+        return Some(Outcome::Proceed);
+    }
+    let (tcp, acknowledged) = packet.tcp_answer(frame, protocol)?;
+    let key = DirectKey::new(protocol, packet.tuple(packet.ports_or_zeros()));
+    let flow = tables.direct_flow(&key, tcp, acknowledged)?;
+    if protocol.is_connection_oriented() && !tcp.is_of_open_connection() {
         // A segment that begins or ends a connection. The next connection may have another
         // endpoint.
         tables.remove_direct_flow(&key);
-        return Outcome::Proceed;
+        return None;
     }
-    let Some(hops) = is_like(frame, tables, packet, protocol, &flow.path) else {
-        // Packets that come in on a port of a bridge are learned with the bridge.
-        if flow.path.in_link == frame.link() || tables.random().is_multiple_of(SAMPLE) {
-            Notes::leave(frame, Notes::LEARN);
-        }
-        return Outcome::Proceed;
-    };
-    if rewrite_learned(frame, packet, protocol, &flow, hops).is_none() {
-        tables.count_error(ProgramError::NotRewritten);
-        return count_drop(tables, Counter::NotRewritten);
+    if !may_follow(frame, tables, packet, protocol, &flow.path) {
+        note_difference(frame, tables, flow.path.in_link);
+        return None;
     }
-    count(frame, tables, packet, &flow.path);
-    frame.set_priority(flow.path.priority);
+    let rewritten = rewrite_learned(frame, packet, protocol, &flow);
+    Some(leave(frame, tables, packet.header(), &flow.path, rewritten))
+}
+
+/// Sends a rewritten packet out on the way of the previous one of its flow. `header` is the offset
+/// of the IP header.
+#[inline(always)]
+fn leave(
+    frame: &impl Frame,
+    tables: &impl Tables,
+    header: u32,
+    path: &DirectPath,
+    rewritten: Option<()>,
+) -> Outcome {
+    if rewritten.is_none() {
+        return not_rewritten(tables);
+    }
+    count(frame, tables, header, path);
+    frame.set_priority(path.priority);
     Notes::leave(frame, Notes::FORWARDED);
-    frame.redirect(flow.path.out_link);
+    frame.redirect(path.out_link);
     Outcome::Redirect
 }
 
-/// Counts a packet for its Service.
+/// Asks the program on the link where a packet leaves to learn from it, because it differs from the
+/// previous one of its flow. Packets that come in on a port of a bridge are learned with the
+/// bridge.
 #[inline(always)]
-fn count(frame: &impl Frame, tables: &impl Tables, packet: &Packet, path: &DirectPath) {
-    let bytes = ip_length(frame, packet);
+fn note_difference(frame: &impl Frame, tables: &impl Tables, in_link: u32) {
+    if in_link == frame.link() || tables.random().is_multiple_of(SAMPLE) {
+        Notes::leave(frame, Notes::LEARN);
+    }
+}
+
+/// Counts a packet for its Service. `header` is the offset of the IP header.
+#[inline(always)]
+fn count(frame: &impl Frame, tables: &impl Tables, header: u32, path: &DirectPath) {
+    let bytes = ip_length(frame, header);
     let is_to_endpoint = path.flags & direct_flags::TO_ENDPOINT != 0;
     let event = if is_to_endpoint { ServiceEvent::ToEndpoint(bytes) } else { ServiceEvent::ToClient(bytes) };
     tables.count_service(path.service, event);
 }
 
-/// Returns the number of hops that are left if the stack would do with a packet what it did with
-/// the last one of the flow.
+/// Returns true if the stack would do with a packet what it did with the previous one of the flow.
 #[inline(always)]
-fn is_like(
+fn may_follow(
     frame: &impl Frame,
     tables: &impl Tables,
     packet: &Packet,
     protocol: Protocol,
     path: &DirectPath,
-) -> Option<u8> {
+) -> bool {
     let Packet { traffic_class, hops, .. } = *packet;
-    let is_like = path.is_approved()
-        && path.epoch == epoch(tables)
-        && is_current(tables, path.until_ns)
+    let is_short = || {
+        longest(frame, packet, protocol.is_connection_oriented())
+            .is_some_and(|longest| longest <= path.longest.into())
+    };
+    // All packets of IPv4 that could follow are plain.
+    matches!(packet.version, IpVersion::V6)
+        && tables
+            .node()
+            .is_some_and(|node| is_like(frame, tables, &node, path, &Arrival { traffic_class, hops }))
+        && is_bare(frame, packet)
+        && is_short()
+}
+
+/// How a packet came in.
+struct Arrival {
+    traffic_class: u8,
+    /// The hop limit.
+    hops: u8,
+}
+
+/// Returns true if an entry is valid, and if a packet came in as the previous one of the flow did.
+#[inline(always)]
+fn is_like(
+    frame: &impl Frame,
+    tables: &impl Tables,
+    node: &NodeValue,
+    path: &DirectPath,
+    &Arrival { traffic_class, hops }: &Arrival,
+) -> bool {
+    path.is_approved()
+        && path.epoch == node.short_direct_epoch()
+        && is_current(tables, node, path.until_ns)
         && path.in_link == frame.link()
         && (path.traffic_class ^ traffic_class) & DSCP == 0
         && hops > 1
         && frame.mark() == 0
-        && is_plain(frame, packet)
-        && longest(frame, packet, protocol.is_connection_oriented())? <= path.longest.into();
-    is_like.then_some(hops)
 }
 
 /// Returns true if the time of an entry is not over.
 #[inline(always)]
-fn is_current(tables: &impl Tables, until_ns: u64) -> bool {
+fn is_current(tables: &impl Tables, node: &NodeValue, until_ns: u64) -> bool {
     let now_ns = tables.now_ns();
-    now_ns < until_ns || is_watched(tables, until_ns, now_ns)
+    now_ns < until_ns || is_watched(tables, node, until_ns, now_ns)
 }
 
 /// Returns true if nothing changed since the entry was written, as far as userspace watches.
-#[inline(never)]
-fn is_watched<T: Tables>(tables: &T, until_ns: u64, now_ns: u64) -> bool {
-    let (Some(node), Some(watch)) = (tables.node(), tables.direct_watch()) else { return false };
+#[inline(always)]
+fn is_watched(tables: &impl Tables, node: &NodeValue, until_ns: u64, now_ns: u64) -> bool {
+    let Some(watch) = tables.direct_watch() else { return false };
     let written_ns = written_ns(until_ns);
     watch.since_ns <= written_ns
         && now_ns < watch.until_ns
@@ -238,7 +287,7 @@ const fn written_ns(until_ns: u64) -> u64 {
 
 /// Returns true for a whole packet without options and without a VLAN tag.
 #[inline(always)]
-fn is_plain(frame: &impl Frame, packet: &Packet) -> bool {
+fn is_bare(frame: &impl Frame, packet: &Packet) -> bool {
     let has_tag = packet.header() != ETHERNET_HEADER || frame.has_vlan_tag();
     matches!(packet.fragment, Fragment::Whole) && packet.has_plain_header() && !has_tag
 }
@@ -254,101 +303,6 @@ pub(super) fn longest(frame: &impl Frame, packet: &Packet, is_connection: bool) 
     }
     let header = if is_connection { packet.tcp_header(frame)? } else { UDP_HEADER };
     Some(packet.payload() - packet.header() + header + segment)
-}
-
-/// What changes in a packet on its way through the node.
-struct Hop<'a> {
-    source: &'a Addr,
-    destination: &'a Addr,
-    source_port: u16,
-    destination_port: u16,
-    /// The difference that the addresses make to a checksum.
-    addresses: Difference,
-    /// The difference that the ports make.
-    ports: Difference,
-    /// The hop limit with which the packet came in.
-    hops: u8,
-}
-
-impl<'a> Hop<'a> {
-    /// What the programs and the stack did with the last packet of a flow.
-    #[inline(always)]
-    const fn of(flow: &'a DirectFlow, hops: u8) -> Self {
-        let DirectFlow { source, destination, path } = flow;
-        Self {
-            source,
-            destination,
-            source_port: path.source_port,
-            destination_port: path.destination_port,
-            addresses: Difference::from_folded(path.addresses),
-            ports: Difference::from_folded(path.ports),
-            hops,
-        }
-    }
-}
-
-/// Rewrites a packet of a learned flow, with its Ethernet addresses. Returns `None` as [`rewrite`].
-#[inline(always)]
-fn rewrite_learned(
-    frame: &impl Frame,
-    packet: &Packet,
-    protocol: Protocol,
-    flow: &DirectFlow,
-    hops: u8,
-) -> Option<()> {
-    frame.store::<12>(0, &flow.path.hardware)?;
-    rewrite(frame, packet, protocol, &Hop::of(flow, hops))
-}
-
-/// Writes addresses, ports and hop limit, and updates the checksums. Returns `None` if the packet
-/// is truncated, or if the kernel has no memory. The packet may then be partly changed.
-#[inline(always)]
-fn rewrite(frame: &impl Frame, packet: &Packet, protocol: Protocol, hop: &Hop<'_>) -> Option<()> {
-    let checksum = TransportChecksum::of(frame, packet, protocol)?;
-    match packet.version {
-        IpVersion::V4 => store_v4(frame, packet, hop)?,
-        IpVersion::V6 => store_v6(frame, packet, hop)?,
-    }
-    checksum.fix(frame, packet.version, hop.addresses, hop.ports)
-}
-
-/// Writes hop limit, checksum, addresses and ports, which are adjacent.
-#[inline(always)]
-fn store_v4(frame: &impl Frame, packet: &Packet, hop: &Hop<'_>) -> Option<()> {
-    let hops = hop.hops;
-    let [source, destination] = [hop.source, hop.destination].map(|addr| AddrV4::last_of(addr).octets);
-    let [a, b] = hop.addresses.and(difference_of_hops(packet, hops)).apply(packet.checksum);
-    let first =
-        u64::from_ne_bytes([hops - 1, packet.proto, a, b, source[0], source[1], source[2], source[3]]);
-    let ports = u64::from(hop.source_port.to_be()) << 32 | u64::from(hop.destination_port.to_be()) << 48;
-    let second = u64::from(u32::from_le_bytes(destination)) | ports;
-    let bytes = u128::from(first) | u128::from(second) << 64;
-    frame.store::<16>(packet.header() + 8, &bytes.to_le_bytes())
-}
-
-/// Returns the difference that one hop makes to the checksum of an IPv4 header.
-#[inline(always)]
-const fn difference_of_hops(packet: &Packet, hops: u8) -> Difference {
-    Difference::of_bytes([hops, packet.proto], [hops - 1, packet.proto])
-}
-
-/// Writes hop limit, addresses and ports.
-#[inline(always)]
-fn store_v6(frame: &impl Frame, packet: &Packet, hop: &Hop<'_>) -> Option<()> {
-    store_hops_v6(frame, packet, packet.proto, hop.hops - 1)?;
-    frame.store(packet.header() + 8, &hop.source.octets)?;
-    frame.store(packet.header() + 24, &hop.destination.octets)?;
-    let ports = u32::from(hop.source_port.to_be()) | u32::from(hop.destination_port.to_be()) << 16;
-    frame.store(packet.payload(), &ports.to_le_bytes())
-}
-
-/// Writes the hop limit, with the next header before it: programs reach no single byte. No checksum
-/// covers it, so a sum of the hardware changes with it.
-#[inline(always)]
-fn store_hops_v6(frame: &impl Frame, packet: &Packet, next: u8, hops: u8) -> Option<()> {
-    frame.store(packet.header() + 6, &[next, hops])?;
-    frame.update_hardware_checksum(Difference::of_bytes([next, hops + 1], [next, hops]));
-    Some(())
 }
 
 /// Returns true for the sequence number of a reset that the endpoint may accept, by its last

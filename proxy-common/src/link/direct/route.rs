@@ -1,7 +1,7 @@
 //! Where packets of whole flows leave. The programs ask the kernel, and remember its answer for
 //! half a second.
 
-use super::{LEASE_NS, is_plain, longest};
+use super::{LEASE_NS, is_bare, longest};
 use crate::{
     Protocol, hash,
     layout::{DirectWatch, Endpoint, KnownRoute},
@@ -13,8 +13,6 @@ use crate::{
 /// How a packet leaves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Through the stack.
-    Stack,
     /// By a route that the kernel has just found. The kernel writes the Ethernet addresses, and so
     /// keeps its entry for the next hop current.
     Asked,
@@ -23,23 +21,13 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// Makes a packet leave, if the program redirects it. Returns false if it must go through the
-    /// stack.
+    /// Makes a packet leave, if the program redirects it. For a known route, its Ethernet addresses
+    /// must be written too.
     #[inline(always)]
-    pub(super) fn leave(self, frame: &impl Frame, route: &Route) -> bool {
+    pub(super) fn redirect(self, frame: &impl Frame, route: &Route) {
         match self {
-            Self::Stack => false,
-            Self::Asked => {
-                frame.redirect_to(route);
-                true
-            }
-            Self::Known => {
-                let is_written = frame.store::<12>(0, &route.hardware).is_some();
-                if is_written {
-                    frame.redirect(route.link);
-                }
-                is_written
-            }
+            Self::Asked => frame.redirect_to(route),
+            Self::Known => frame.redirect(route.link),
         }
     }
 }
@@ -139,7 +127,8 @@ const fn different_bits(one: &Endpoint, other: &Endpoint, ports: u16) -> u32 {
     one.addr.different_bits(&other.addr) | ((one.port ^ other.port) & ports) as u32
 }
 
-/// Finds the way of a packet that the programs may forward, with this source and destination. A
+/// Finds the way of a packet that the programs may forward, with this source and destination.
+/// Returns `None` if it must go through the stack: all packets of IPv4 that are not plain do. A
 /// function call of its own saves stack.
 #[inline(never)]
 pub(super) fn find_way<F: Frame, T: Tables>(
@@ -148,19 +137,19 @@ pub(super) fn find_way<F: Frame, T: Tables>(
     packet: &Packet,
     [source, destination]: [&Endpoint; 2],
     route: &mut Route,
-) -> Way {
+) -> Option<Way> {
     let routed = routed(frame, tables, packet, [source, destination]);
     if routed.length == 0 {
-        return Way::Stack;
+        return None;
     }
     if know(tables, &routed, frame.link(), route) {
-        return Way::Known;
+        return Some(Way::Known);
     }
     if !ask(frame, tables, &routed, route) {
-        return Way::Stack;
+        return None;
     }
     remember(tables, &routed, frame.link(), route);
-    Way::Asked
+    Some(Way::Asked)
 }
 
 /// Returns the link where the first packet of a flow leaves, or 0. A route that the kernel tells is
@@ -193,7 +182,7 @@ fn routed<'a>(
     [source, destination]: [&'a Endpoint; 2],
 ) -> RoutedPacket<'a> {
     let Packet { version, proto, traffic_class, hops, .. } = *packet;
-    let may_be_forwarded = hops > 1 && is_plain(frame, packet) && has_own_mark(frame, tables);
+    let may_be_forwarded = hops > 1 && is_bare(frame, packet) && has_own_mark(frame, tables);
     let longest =
         if may_be_forwarded { longest(frame, packet, proto == Protocol::Tcp.number()) } else { None };
     let length = longest.and_then(|longest| longest.try_into().ok()).unwrap_or(0);

@@ -7,16 +7,17 @@
 
 use super::{
     super::{Notes, Outcome, finish_flow_packet, ip_length, masquerade, original::ClientPacket},
-    Hop, rewrite,
+    hop::{Hop, rewrite_hop},
     route::{find_link, find_way},
     whole::is_whole,
 };
 use crate::{
-    Protocol,
+    AddrV4, Protocol,
     checksum::Difference,
     flow::TwiceNat,
     layout::{Direction, Endpoint, Flow, FlowKey, ServiceEvent, flow_state},
-    packet::{Frame, Packet, Route},
+    packet::{Frame, IpVersion, Packet, PlainEnds, PlainPacket, Route},
+    rewrite,
     tables::Tables,
 };
 
@@ -88,35 +89,68 @@ pub(in super::super) fn send_or_split<F: Frame, T: Tables, const FROM: usize>(
     key: &FlowKey,
     flow: &mut Flow,
 ) -> Outcome {
-    if redirect(frame, tables, packet, key, flow) {
-        translate(frame, tables, packet, key, flow)
-    } else {
+    let outcome = send(frame, tables, packet, key, flow);
+    if matches!(outcome, Outcome::Proceed) {
         let is_split = split::<T, FROM>(tables, key, flow);
         if is_split && flow.state & flow_state::HELD == 0 { Outcome::Proceed } else { Outcome::Drop }
+    } else {
+        outcome
     }
 }
 
-/// Makes a packet leave where the kernel would forward it, once it is translated. Returns false if
-/// it must go through the stack.
+/// Translates a packet, and makes it leave where the kernel would forward it. Returns
+/// [`Outcome::Proceed`] if the packet must go through the stack. It is unchanged then. A packet
+/// that cannot be rewritten is dropped.
 #[inline(never)]
-fn redirect<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, key: &FlowKey, flow: &Flow) -> bool {
+fn send<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, key: &FlowKey, flow: &Flow) -> Outcome {
     let mut route = Route::NONE;
+    if !F::IS_ETHERNET || !is_whole(tables) {
+        return Outcome::Proceed;
+    }
     // The kernel routes packets before it masquerades them.
-    let ends = [&key.source, &flow.destination];
-    F::IS_ETHERNET
-        && is_whole(tables)
-        && find_way(frame, tables, packet, ends, &mut route).leave(frame, &route)
+    let Some(way) = find_way(frame, tables, packet, [&key.source, &flow.destination], &mut route) else {
+        return Outcome::Proceed;
+    };
+    way.redirect(frame, &route);
+    // If the way is `Asked`, the kernel overwrites the Ethernet addresses.
+    let rewritten = match packet.version {
+        IpVersion::V4 => rewrite_v4(frame, &route.hardware, flow),
+        IpVersion::V6 => rewrite_v6(frame, packet, &route.hardware, key, flow),
+    };
+    let bytes = ip_length(frame, packet.header());
+    let is_to_endpoint = key.direction == Direction::Original as u8;
+    let event = if is_to_endpoint { ServiceEvent::ToEndpoint(bytes) } else { ServiceEvent::ToClient(bytes) };
+    match finish_flow_packet(frame, tables, (key, flow), event, rewritten) {
+        Outcome::Proceed => {
+            Notes::leave(frame, Notes::FORWARDED);
+            Outcome::Redirect
+        }
+        outcome => outcome,
+    }
 }
 
-/// Rewrites addresses, ports and hop limit, and counts the packet.
+/// Rewrites a packet of IPv4, with its Ethernet addresses. It is plain, because [`find_way`] finds
+/// a way for no other packet of IPv4. A function call of its own saves stack.
 #[inline(never)]
-fn translate<F: Frame, T: Tables>(
+fn rewrite_v4<F: Frame>(frame: &F, hardware: &[u8; 12], flow: &Flow) -> Option<()> {
+    let Flow { source, destination, .. } = flow;
+    let ends = PlainEnds {
+        addresses: [AddrV4::last_of(&source.addr), AddrV4::last_of(&destination.addr)],
+        ports: [source.port, destination.port],
+    };
+    let packet = PlainPacket::read_again(frame)?;
+    rewrite::plain(frame, &packet, hardware, &ends, packet.differences(&ends))
+}
+
+/// Does the same with a packet of IPv6.
+#[inline(never)]
+fn rewrite_v6<F: Frame>(
     frame: &F,
-    tables: &T,
     packet: &Packet,
+    hardware: &[u8; 12],
     key: &FlowKey,
     flow: &Flow,
-) -> Outcome {
+) -> Option<()> {
     let hop = Hop {
         source: &flow.source.addr,
         destination: &flow.destination.addr,
@@ -126,20 +160,8 @@ fn translate<F: Frame, T: Tables>(
             .and(Difference::of_addresses(&key.destination.addr, &flow.destination.addr)),
         ports: Difference::of_ports(key.source.port, flow.source.port)
             .and(Difference::of_ports(key.destination.port, flow.destination.port)),
-        hops: packet.hops,
     };
-    let bytes = ip_length(frame, packet);
-    let is_to_endpoint = key.direction == Direction::Original as u8;
-    let event = if is_to_endpoint { ServiceEvent::ToEndpoint(bytes) } else { ServiceEvent::ToClient(bytes) };
-    let rewritten =
-        Protocol::of_packet(packet.proto).and_then(|protocol| rewrite(frame, packet, protocol, &hop));
-    match finish_flow_packet(frame, tables, (key, flow), event, rewritten) {
-        Outcome::Proceed => {
-            Notes::leave(frame, Notes::FORWARDED);
-            Outcome::Redirect
-        }
-        outcome => outcome,
-    }
+    rewrite_hop(frame, packet, Protocol::of_packet(packet.proto)?, hardware, &hop)
 }
 
 /// Replaces the entries of a flow with twice NAT by those of a flow with two translations, which

@@ -2,14 +2,15 @@
 //! route, and netfilter sees no packet.
 
 use super::{
-    Outcome, count_drop, difference_of_hops, may_be_endpoint,
+    Outcome, comes_from_endpoint,
+    hop::count_hop,
+    not_rewritten,
     route::{Way, find_way},
-    store_hops_v6,
 };
 use crate::{
     Protocol,
-    layout::{Counter, Direction, FlowKey, ProgramError, flow_state},
-    packet::{Frame, IpVersion, Packet, Route, Tuple},
+    layout::{Direction, FlowKey, flow_state},
+    packet::{Frame, Packet, Route, Tuple},
     tables::Tables,
 };
 
@@ -29,16 +30,11 @@ pub(in super::super) fn state(tables: &impl Tables) -> u32 {
 /// Returns true if a packet that comes in is of an endpoint and belongs to a whole flow. It is
 /// translated on the link where it leaves.
 #[inline(never)]
-pub(in super::super) fn is_reply<T: Tables>(
-    tables: &T,
-    packet: &Packet,
-    protocol: Protocol,
-    ports: [u16; 2],
-) -> bool {
-    if !may_be_endpoint(tables, &packet.source, ports[0]) {
+pub(in super::super) fn is_reply<T: Tables>(tables: &T, packet: &Packet, protocol: Protocol) -> bool {
+    if !comes_from_endpoint(tables, packet) {
         return false;
     }
-    let key = FlowKey::new(Direction::Reply, protocol, packet.tuple(ports));
+    let key = FlowKey::new(Direction::Reply, protocol, packet.tuple(packet.ports_or_zeros()));
     tables.flow(&key).is_some_and(|flow| flow.state & flow_state::WHOLE != 0)
 }
 
@@ -47,11 +43,9 @@ pub(in super::super) fn is_reply<T: Tables>(
 #[inline(never)]
 pub(in super::super) fn send_on<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut Packet) -> Outcome {
     let mut route = Route::NONE;
-    let way = way_of(frame, tables, packet, &mut route);
-    if way == Way::Stack {
-        Outcome::Proceed
-    } else {
-        leave(frame, tables, packet, packet.hops, (way, &route))
+    match way_of(frame, tables, packet, &mut route) {
+        Some(way) => leave(frame, tables, packet, packet.hops, (way, &route)),
+        None => Outcome::Proceed,
     }
 }
 
@@ -77,42 +71,19 @@ fn leave(
     hops: u8,
     (way, route): (Way, &Route),
 ) -> Outcome {
-    if count_hop(frame, packet, hops).is_some() && way.leave(frame, route) {
-        return Outcome::Redirect;
+    let is_written = count_hop(frame, packet, hops).is_some()
+        && (way == Way::Asked || frame.store(0, &route.hardware).is_some());
+    if !is_written {
+        return not_rewritten(tables);
     }
-    tables.count_error(ProgramError::NotRewritten);
-    count_drop(tables, Counter::NotRewritten)
+    way.redirect(frame, route);
+    Outcome::Redirect
 }
 
-/// Finds the way of a packet that is translated already.
+/// Finds the way of a packet that is translated already. Returns `None` as [`find_way`].
 #[inline(always)]
-fn way_of<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut Packet, route: &mut Route) -> Way {
-    if packet.read(frame).is_none() {
-        return Way::Stack;
-    }
-    let Some(ports) = packet.ports() else { return Way::Stack };
-    let Tuple { source, destination } = packet.tuple(ports);
+fn way_of<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &mut Packet, route: &mut Route) -> Option<Way> {
+    packet.read(frame)?;
+    let Tuple { source, destination } = packet.tuple(packet.ports()?);
     find_way(frame, tables, packet, [&source, &destination], route)
-}
-
-/// Writes the hop limit of a packet that is forwarded.
-#[inline(always)]
-fn count_hop(frame: &impl Frame, packet: &Packet, hops: u8) -> Option<()> {
-    match packet.version {
-        IpVersion::V4 => {
-            let [a, b] = difference_of_hops(packet, hops).apply(packet.checksum);
-            frame.store(packet.header() + 8, &[hops - 1, packet.proto, a, b])
-        }
-        IpVersion::V6 => {
-            let next = if packet.has_plain_header() { packet.proto } else { next_header(frame, packet)? };
-            store_hops_v6(frame, packet, next, hops - 1)
-        }
-    }
-}
-
-/// Returns what follows an IPv6 header.
-#[inline(always)]
-fn next_header(frame: &impl Frame, packet: &Packet) -> Option<u8> {
-    let [next, _]: [u8; 2] = frame.load(packet.header() + 6)?;
-    Some(next)
 }

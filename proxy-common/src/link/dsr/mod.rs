@@ -64,8 +64,14 @@ fn is_from_node<F: Frame, T: Tables>(frame: &F, tables: &T) -> bool {
 pub(super) fn is_injected<T: Tables>(tables: &T, packet: &Packet) -> bool {
     packet.proto == Protocol::Udp.number()
         && packet.ports().is_some_and(|[_, destination]| destination == tables.tunnel_port())
-        && tables.is_dsr_node(&packet.destination)
-        && !tables.is_dsr_node(&packet.source)
+        && enters_tunnel(tables, &packet.source, &packet.destination)
+}
+
+/// Returns true if a packet with these addresses goes to a node and does not come from one. A
+/// function call of its own saves stack.
+#[inline(never)]
+pub(super) fn enters_tunnel<T: Tables>(tables: &T, source: &Addr, destination: &Addr) -> bool {
+    tables.is_dsr_node(destination) && !tables.is_dsr_node(source)
 }
 
 /// Returns true if a packet is translated, or if netfilter is to reject it.
@@ -158,7 +164,7 @@ pub(super) fn send_client_packet<F: Frame, T: Tables>(
     if packet.fragment == Fragment::First {
         fragment::record_first::<F, _>(tables, packet, Direction::Original, flow, 0);
     }
-    let event = ServiceEvent::ToEndpoint(ip_length(frame, packet));
+    let event = ServiceEvent::ToEndpoint(ip_length(frame, packet.header()));
     let outcome = send(frame, tables, packet, &flow.source.addr);
     let sent = if matches!(outcome, Outcome::Redirect) { Some(()) } else { None };
     finish_flow_packet(frame, tables, (key, flow), event, sent);

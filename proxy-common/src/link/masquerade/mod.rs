@@ -2,7 +2,8 @@
 //! they come in, before netfilter. Conntrack sees neither the address nor the port.
 
 use super::{
-    Notes, Outcome, count_drop, direct, finish, forward, fragment, is_settling, malformed, may_be_endpoint,
+    Notes, Outcome, comes_from_endpoint, count_drop, direct, finish, forward, fragment, is_settling,
+    malformed, may_be_endpoint,
     original::{ClientPacket, entries, observe},
     reply,
 };
@@ -62,10 +63,9 @@ pub(super) fn original<F: Frame, T: Tables>(
     tables: &T,
     packet: &Packet,
     protocol: Protocol,
-    ports: [u16; 2],
 ) -> Outcome {
     let Some(tcp) = packet.tcp_flags(frame, protocol) else { return malformed(tables) };
-    let key = FlowKey::new(Direction::Masquerade, protocol, packet.tuple(ports));
+    let key = FlowKey::new(Direction::Masquerade, protocol, packet.tuple(packet.ports_or_zeros()));
     let mut outgoing = ClientPacket { key, flow: Flow::NONE, protocol, tcp, now_ns: 0 };
     outgoing.now_ns = tables.now_ns();
     if let Some(flow) = tables.flow(&outgoing.key) {
@@ -95,10 +95,9 @@ pub(super) fn reply<F: Frame, T: Tables>(
     tables: &T,
     packet: &Packet,
     protocol: Protocol,
-    ports: [u16; 2],
 ) -> Option<Outcome> {
     let (tcp, acknowledged) = packet.tcp_answer(frame, protocol)?;
-    let key = FlowKey::new(Direction::MasqueradeReply, protocol, packet.tuple(ports));
+    let key = FlowKey::new(Direction::MasqueradeReply, protocol, packet.tuple(packet.ports_or_zeros()));
     let Some(mut flow) = tables.answered_flow(&key, tcp, acknowledged) else {
         let may_be_missing = protocol.is_connection_oriented() && is_settling(tables, tables.now_ns());
         return may_be_missing.then_some(Outcome::Drop);
@@ -129,10 +128,11 @@ pub(super) fn reply<F: Frame, T: Tables>(
 
 /// Returns true if a packet that comes in may be the reply to a masqueraded flow.
 #[inline(always)]
-pub(super) fn may_be_reply(tables: &impl Tables, packet: &Packet, [source, port]: [u16; 2]) -> bool {
+pub(super) fn may_be_reply(tables: &impl Tables, packet: &Packet) -> bool {
     tables.node().is_some_and(|node| {
+        let [_, port] = packet.ports_or_zeros();
         node.masquerades_known_flows() && node.first_port <= port && port <= node.last_port
-    }) && may_be_endpoint(tables, &packet.source, source)
+    }) && comes_from_endpoint(tables, packet)
 }
 
 /// What happens to a packet whose flow has no source yet.

@@ -51,8 +51,9 @@ pub(super) fn classify<F: Frame, T: Tables>(
     {
         return class;
     }
-    match classify_new(frame, tables, incoming) {
-        Classification::Retry => choose_again(frame, tables, incoming),
+    let is_local = is_local(frame, tables, &incoming.key);
+    match classify_new(frame, tables, incoming, is_local) {
+        Classification::Retry => choose_again::<F, T>(tables, incoming, is_local),
         class => class,
     }
 }
@@ -83,8 +84,12 @@ fn is_existing(tables: &impl Tables, incoming: &ClientPacket) -> bool {
 /// Classifies a packet that is not of an existing flow. A function call of its own saves stack, and
 /// few packets need it.
 #[inline(never)]
-fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut ClientPacket) -> Classification {
-    let is_local = is_local(frame, tables, &incoming.key);
+fn classify_new<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    incoming: &mut ClientPacket,
+    is_local: bool,
+) -> Classification {
     let Some(service) = find::<F>(tables, incoming) else {
         entries::remove(tables, incoming);
         return Classification::Proceed;
@@ -133,8 +138,11 @@ fn classify_new<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut Clien
 ///
 /// The packet is not classified again: that would nearly double the work of the verifier.
 #[inline(never)]
-fn choose_again<F: Frame, T: Tables>(frame: &F, tables: &T, incoming: &mut ClientPacket) -> Classification {
-    let is_local = is_local(frame, tables, &incoming.key);
+fn choose_again<F: Frame, T: Tables>(
+    tables: &T,
+    incoming: &mut ClientPacket,
+    is_local: bool,
+) -> Classification {
     let Some(service) = find::<F>(tables, incoming) else { return Classification::Proceed };
     let slots = if is_local { Slots::inside(&service) } else { Slots::outside(&service) };
     if slots.count > 0 && begin::<F>(tables, incoming, &service, slots, is_local) {

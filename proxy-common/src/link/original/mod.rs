@@ -47,10 +47,9 @@ pub(super) fn transport<F: Frame, T: Tables>(
     tables: &T,
     packet: &Packet,
     protocol: Protocol,
-    ports: [u16; 2],
 ) -> Outcome {
     let Some(tcp) = packet.tcp_flags(frame, protocol) else { return malformed(tables) };
-    let key = FlowKey::new(Direction::Original, protocol, packet.tuple(ports));
+    let key = FlowKey::new(Direction::Original, protocol, packet.tuple(packet.ports_or_zeros()));
     let mut incoming = ClientPacket { key, flow: Flow::NONE, protocol, tcp, now_ns: 0 };
     incoming.now_ns = tables.now_ns();
     find_flow::<F>(tables, &mut incoming);
@@ -235,7 +234,7 @@ fn translate<F: Frame, T: Tables>(
     if packet.fragment == Fragment::First {
         fragment::record_first::<F, _>(tables, packet, Direction::Original, flow, mark);
     }
-    let event = ServiceEvent::ToEndpoint(ip_length(frame, packet));
+    let event = ServiceEvent::ToEndpoint(ip_length(frame, packet.header()));
     let rewritten = rewrite::transport(frame, packet, *protocol, key, flow);
     forward(finish_flow_packet(frame, tables, (key, flow), event, rewritten), flow)
 }
