@@ -153,7 +153,7 @@ impl NodeValue {
 
     /// Returns the lower half of [`Self::direct_epoch`], which tells two epochs apart.
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "half of it is wanted")]
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
     pub const fn short_direct_epoch(&self) -> u32 {
         self.direct_epoch as u32
     }

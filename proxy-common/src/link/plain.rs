@@ -1,5 +1,5 @@
-//! Plain packets: most of them are of no Service, or of a flow on the direct path. For both, a few
-//! of their fields tell what to do.
+//! Plain packets. Most of them are of no Service, or of a flow on the direct path. A few fields of
+//! a packet are enough to find out.
 
 use super::{Outcome, direct, dsr};
 use crate::{

@@ -12,7 +12,7 @@ pub trait Frame {
 
     /// Reads bytes. Returns `None` if the frame is too short.
     fn load<const N: usize>(&self, offset: u32) -> Option<[u8; N]>;
-    /// Reads words of four bytes. In programs it takes less code than [`Self::load`] to read much.
+    /// Reads words of four bytes, as [`Self::load`]. Programs need less code for it.
     fn load_words<const N: usize>(&self, offset: u32) -> Option<[[u8; 4]; N]>;
     /// Writes bytes. Returns `None` if the frame is too short or the kernel has no memory.
     fn store<const N: usize>(&self, offset: u32, bytes: &[u8; N]) -> Option<()>;

@@ -1,5 +1,5 @@
-//! Plain packets: whole TCP or UDP packets of IPv4 without options, in Ethernet frames without VLAN
-//! tags among their bytes. Most packets are.
+//! Plain packets: TCP or UDP packets of IPv4 without options that are no fragments, in Ethernet
+//! frames without VLAN tags among their bytes. Most packets are plain.
 
 use super::{ETH_P_IP, ETHERNET_HEADER, Frame, IpVersion, TcpFlags, tcp::TCP_ACKNOWLEDGEMENT};
 use crate::{Addr, AddrV4, Protocol, checksum::Difference, layout::DirectKeyV4, protocol::ChecksumField};
@@ -84,8 +84,8 @@ impl PlainPacket {
         is_plain.then_some(packet)
     }
 
-    /// Reads the headers of a packet that is known to be plain. Returns `None` if the kernel cannot
-    /// read them.
+    /// Reads the headers of a packet that was read as plain before. Returns `None` if the kernel
+    /// cannot read them.
     #[inline(always)]
     pub fn read_again(frame: &impl Frame) -> Option<Self> {
         Some(Self(frame.load_words(ETHERNET_HEADER)?.map(u32::from_le_bytes)))
@@ -211,15 +211,14 @@ impl PlainPacket {
     /// Returns the differences that these addresses and ports make to a checksum.
     #[inline(always)]
     pub fn differences(&self, ends: &PlainEnds) -> [Difference; 2] {
-        let [a, b, c, d] = self.bytes(5);
         let addresses = Difference::of_words(self.bytes(3), ends.addresses[0].octets)
             .and(Difference::of_words(self.bytes(4), ends.addresses[1].octets));
-        let ports = Difference::of_words([a, b, c, d], ends.port_bytes());
+        let ports = Difference::of_words(self.bytes(5), ends.port_bytes());
         [addresses, ports]
     }
 
-    /// Returns the start of a frame with a packet that has made one hop, and has these Ethernet
-    /// addresses, addresses and ports. `addresses` is the difference that the addresses make.
+    /// Returns the start of the frame in which the packet leaves: with these Ethernet addresses,
+    /// addresses and ports, and one hop less. `addresses` is the difference that the addresses make.
     #[inline(always)]
     pub fn start(&self, hardware: &[u8; 12], ends: &PlainEnds, addresses: Difference) -> FrameStart {
         let [hops, proto, a, b] = self.bytes(2);
