@@ -106,13 +106,15 @@ pub trait Tables {
 
     /// Returns true if flows that come in on a link may take the direct path.
     fn is_direct_link(&self, link: u32) -> bool;
+    /// Returns true if translated packets that leave on a link may be handed to its peer.
+    fn is_peer_link(&self, link: u32) -> bool;
     /// Returns what userspace knows of changes that end the direct path.
     fn direct_watch(&self) -> Option<DirectWatch>;
     /// Looks up the route of a packet of a whole flow that comes in on a link. Returns false if
     /// this CPU remembers none ([`KnownRoute::is_usable`](crate::layout::KnownRoute::is_usable)).
     fn known_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &mut Route) -> bool;
     /// Remembers the route that the kernel has found for a packet.
-    fn remember_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &Route);
+    fn remember_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &Route, to_peer: bool);
     /// Returns what is known of a link with an XDP program.
     fn xdp_link(&self, link: u32) -> Option<XdpLinkValue>;
     /// Looks up a direction of a flow on the direct path, and notes the acknowledgement number of a

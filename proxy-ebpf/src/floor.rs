@@ -35,13 +35,20 @@ mod programs {
 
     use crate::{
         ctx::{Ethernet, NEXT, REDIRECT, Skb, Xdp},
-        translations::{self, Key, Translation},
+        translations::{self, Key, Translation, state},
     };
 
-    /// What the program does: see `Rule` of the benchmark. Addresses and ports are in the order of
-    /// the packet. A rule for port 0 is none.
+    /// What the programs do: see `Rule` of the benchmark. Addresses and ports are in the order of
+    /// the packet. A rule for port 0 is none. The first two are for packets that come in from the
+    /// client and from the endpoint. The others are for packets that leave.
     #[unsafe(no_mangle)]
-    static RULES: Global<[[u32; 12]; 2]> = Global::new([[0; 12]; 2]);
+    static RULES: Global<[[u32; 12]; 4]> = Global::new([[0; 12]; 4]);
+
+    /// The last word of a rule: the programs look up no packet.
+    const CONSTANTS: u32 = 0;
+    /// They look up each packet in a table that has every flow. With any other number, they also
+    /// know the state of the flow: see [`with_state`].
+    const TABLE: u32 = 1;
 
     const TCP: u8 = 6;
     const UDP: u8 = 17;
@@ -50,11 +57,12 @@ mod programs {
     const HOPS: u32 = HEADER + 8;
     const PAYLOAD: u32 = HEADER + 20;
 
-    /// Translates packets of IPv4 that the rule names.
+    /// Translates packets of IPv4 that come in and that a rule names.
     #[classifier]
-    pub fn floor_translate(ctx: TcContext) -> i32 {
+    pub fn floor_ingress(ctx: TcContext) -> i32 {
         let skb: Skb<Ethernet> = Skb::new(ctx);
-        match translate(&skb) {
+        let [to_vip, from_endpoint, ..] = RULES.load();
+        match translate(&skb, [to_vip, from_endpoint]) {
             Some(link) if link != 0 => {
                 skb.redirect(link);
                 REDIRECT
@@ -63,16 +71,26 @@ mod programs {
         }
     }
 
+    /// Translates packets of IPv4 that leave and that a rule names.
+    #[classifier]
+    pub fn floor_egress(ctx: TcContext) -> i32 {
+        let skb: Skb<Ethernet> = Skb::new(ctx);
+        let [.., to_endpoint, to_client] = RULES.load();
+        let _ = translate(&skb, [to_endpoint, to_client]);
+        NEXT
+    }
+
     /// Does the same before the stack, and sends the packets back on the link.
     #[xdp]
     pub fn floor_xdp(ctx: XdpContext) -> u32 {
-        let is_translated = translate(&Xdp::new(ctx)).is_some();
+        let [to_vip, from_endpoint, ..] = RULES.load();
+        let is_translated = translate(&Xdp::new(ctx), [to_vip, from_endpoint]).is_some();
         Xdp::code(if is_translated { Outcome::Transmit } else { Outcome::Proceed })
     }
 
     /// Returns the index of the link on which the packet leaves, or 0 if it goes through the stack.
     #[inline(always)]
-    fn translate(frame: &impl Frame) -> Option<u32> {
+    fn translate(frame: &impl Frame, [first, second]: [[u32; 12]; 2]) -> Option<u32> {
         let [ethertype, version]: [u16; 2] = halves(frame.load(HEADER - 2)?);
         if ethertype != 0x0800_u16.to_be() || version.to_ne_bytes()[0] != 0x45 {
             return None;
@@ -86,15 +104,18 @@ mod programs {
             |at: usize| u32::from_ne_bytes([fields[at], fields[at + 1], fields[at + 2], fields[at + 3]]);
         let half = |at: usize| u16::from_ne_bytes([fields[at], fields[at + 1]]);
         let key = Key { addresses: [word(4), word(8)], ports: [half(12), half(14)], proto: proto.into() };
-        let [first, second] = RULES.load();
-        let rule = if is_of(&first, &key) {
-            first
+        let (rule, other) = if is_of(&first, &key) {
+            (first, second)
         } else if is_of(&second, &key) {
-            second
+            (second, first)
         } else {
             return None;
         };
-        let translation = if rule[11] == 0 { translation_of(&rule, &key) } else { remembered(&rule, &key) };
+        let translation = match rule[11] {
+            CONSTANTS => translation_of(&rule, &key),
+            TABLE => remembered(&rule, &key),
+            _ => with_state(&rule, &other, &key, &Segment::of(frame, proto)?),
+        };
         rewrite(frame, &key, &translation, [hops, proto, a, b])?;
         Some(translation.link)
     }
@@ -122,6 +143,69 @@ mod programs {
         translation
     }
 
+    /// What the state of a flow depends on. All zero for UDP.
+    struct Segment {
+        /// In host byte order, as the next one.
+        sequence: u32,
+        acknowledged: u32,
+        flags: u8,
+    }
+
+    impl Segment {
+        const FIN_OR_RST: u8 = 0x05;
+        const SYN: u8 = 0x02;
+
+        #[inline(always)]
+        fn of(frame: &impl Frame, proto: u8) -> Option<Self> {
+            if proto == UDP {
+                return Some(Self { sequence: 0, acknowledged: 0, flags: 0 });
+            }
+            let [sequence, acknowledged, [_, flags, ..]] = frame.load_words::<3>(PAYLOAD + 4)?;
+            let [sequence, acknowledged] = [sequence, acknowledged].map(u32::from_be_bytes);
+            Some(Self { sequence, acknowledged, flags })
+        }
+    }
+
+    /// Returns the translation of the flow, and updates its state as shunt does: the first packet
+    /// of the client writes the entries of both directions. An answer of the endpoint is noted in
+    /// the entry of the client. When the client has acknowledged it, the entries move to the table
+    /// of assured flows. A FIN or reset is noted in both entries, and so is the SYN of a connection
+    /// from the same port.
+    #[inline(always)]
+    fn with_state(rule: &[u32; 12], other: &[u32; 12], key: &Key, segment: &Segment) -> Translation {
+        let (is_of_client, is_tcp) = (rule[0] == 0, key.proto == TCP.into());
+        let [.., a, b, c, link, _] = *other;
+        if let Some(translation) = translations::find(key) {
+            if segment.flags & (Segment::FIN_OR_RST | Segment::SYN) != 0 {
+                let state = if segment.flags & Segment::SYN == 0 { state::CLOSED } else { 0 };
+                translations::set_state(key, state);
+                translations::set_state(&translation.opposite_key(key), state);
+            }
+            return translation;
+        }
+        if let Some(translation) = translations::find_unassured(key) {
+            if !is_of_client {
+                if !is_tcp || segment.flags & Segment::SYN != 0 {
+                    translations::note_answer(&translation.opposite_key(key), segment.sequence);
+                }
+            } else if translation.state & state::ANSWERED != 0
+                && (!is_tcp || segment.acknowledged.wrapping_sub(translation.sequence) < 1 << 16)
+            {
+                let (opposite_key, opposite) = translation.opposite(key, [a, b, c], link);
+                translations::assure(key, &translation);
+                translations::assure(&opposite_key, &opposite);
+            }
+            return translation;
+        }
+        let translation = translation_of(rule, key);
+        if is_of_client {
+            let (opposite_key, opposite) = translation.opposite(key, [a, b, c], link);
+            translations::insert_unassured(&opposite_key, &opposite);
+            translations::insert_unassured(key, &translation);
+        }
+        translation
+    }
+
     #[inline(always)]
     fn translation_of(rule: &[u32; 12], key: &Key) -> Translation {
         let [_, _, _, source, source_port, destination, destination_port, a, b, c, link, _] = *rule;
@@ -133,7 +217,9 @@ mod programs {
             ports: [port_or(source_port, key.ports[0]), port_or(destination_port, key.ports[1])],
             hardware: [a, b, c],
             link,
-            unused: [0; 9],
+            state: 0,
+            sequence: 0,
+            unused: [0; 7],
         }
     }
 

@@ -192,6 +192,9 @@ pub struct Link {
     pub vlan: Option<Vlan>,
     /// What its driver says about XDP.
     pub xdp: XdpFeatures,
+    /// The link is a veth without a qdisc whose peer is in another network namespace, and packets
+    /// that are handed to the peer are counted there. Minimum kernel: 6.7 (024ee930cb3c).
+    pub hands_to_peer: bool,
 }
 
 /// The frames that a VLAN link takes.

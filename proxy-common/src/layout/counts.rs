@@ -82,6 +82,14 @@ pub enum ServiceEvent {
     ToClient(u32),
 }
 
+impl ServiceEvent {
+    /// Returns the event of a packet with this number of bytes.
+    #[inline(always)]
+    pub const fn of_packet(is_to_endpoint: bool, bytes: u32) -> Self {
+        if is_to_endpoint { Self::ToEndpoint(bytes) } else { Self::ToClient(bytes) }
+    }
+}
+
 impl ServiceCounts {
     /// All counts are zero.
     pub const NONE: Self =

@@ -107,6 +107,8 @@ pub mod direct_flags {
     pub const APPROVED: u8 = 1;
     /// Packets go to the endpoint, not to the client.
     pub const TO_ENDPOINT: u8 = 1 << 1;
+    /// Packets leave by the peer of the link: `peer_links` had it when the entry was written.
+    pub const TO_PEER: u8 = 1 << 2;
 }
 
 impl DirectKey {
@@ -171,7 +173,7 @@ impl From<DirectFlowV4> for DirectFlow {
 map_type! {
     /// Value of `routes`: where the kernel forwards packets of whole flows between two addresses.
     /// It is the last answer of the kernel. Ports count only if routes depend on them.
-    KnownRoute, 72 {
+    KnownRoute, 80 {
         /// The source of the packets after translation of the destination.
         source: Endpoint,
         /// Their destination after translation.
@@ -188,6 +190,10 @@ map_type! {
         proto: u8,
         /// The traffic class of packets. Bits of ECN do not matter.
         traffic_class: u8,
+        /// 1 if packets leave by the peer of the link, and 0 otherwise.
+        to_peer: u32,
+        /// Zero.
+        zero: u32,
         /// The time of the monotonic clock, in nanoseconds, at which the kernel is asked again.
         until_ns: u64,
     }

@@ -67,6 +67,7 @@ macro_rules! for_each_map {
                 size dsr_returns = 65536 "dsrReturns"; // Flows whose replies go through the tunnel.
             DSR_NEW_RETURNS "dsr_new_returns" LruHashMap<FlowKey, Addr> State size dsr_returns;
             DIRECT_LINKS "direct_links" HashMap<u32, u8> Config fixed 4096; // Links of the direct path.
+            PEER_LINKS "peer_links" HashMap<u32, u8> Config fixed 4096; // Those with a peer.
             DIRECT_WATCH "direct_watch" Array<u32, DirectWatch> Cache fixed 1;
             XDP_LINKS "xdp_links" HashMap<u32, XdpLinkValue> Config fixed 4096; // Links with XDP.
             DIRECT_FLOWS_V4 "direct_flows_v4" LruHashMap<DirectKeyV4, DirectFlowV4> Cache

@@ -51,11 +51,15 @@ impl Outcome {
 /// Handles a packet for this node that comes in on a link.
 #[inline(always)]
 pub fn ingress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
-    if F::IS_ETHERNET
-        && PlainPacket::is_at(header, version)
-        && let Some(outcome) = plain::ingress(frame, tables)
-    {
-        return outcome;
+    if F::IS_ETHERNET && PlainPacket::is_at(header, version) {
+        if let Some(outcome) = plain::ingress(frame, tables) {
+            return outcome;
+        }
+        if direct::is_whole(tables)
+            && let Some(outcome) = direct::twice::forward_segment(frame, tables)
+        {
+            return outcome;
+        }
     }
     let mut packet = Packet::at(header, version);
     match process(frame, tables, &mut packet, Direction::Original, false) {

@@ -57,6 +57,10 @@ pub trait Frame {
     /// Makes the packet leave on another link, as it is, if the program returns
     /// [`Outcome::Redirect`](crate::link::Outcome).
     fn redirect(&self, link: u32);
+    /// Does the same, but hands the packet to the peer of the link, a veth, in the peer's network
+    /// namespace. It comes in there at once, and no program, qdisc or capture of the link sees it.
+    /// Only for programs at the ingress of links.
+    fn redirect_to_peer(&self, link: u32);
     /// Makes the packet go through the tunnel from `source` to the node with this address, if the
     /// program then redirects it to the tunnel. Returns `None` if the kernel has no memory. Kernels
     /// before 5.19 choose the source.
@@ -105,11 +109,14 @@ pub struct Route {
     /// kernel does not know the next hop. Kernels before 6.3 tell the former address of a next hop
     /// that does not answer any more (1fe4850b34ab).
     pub hardware: [u8; 12],
+    /// Packets may leave by the peer of the link.
+    pub to_peer: bool,
 }
 
 impl Route {
     /// No route.
-    pub const NONE: Self = Self { link: 0, next_hop: Addr::UNSPECIFIED_V6, hardware: [0; 12] };
+    pub const NONE: Self =
+        Self { link: 0, next_hop: Addr::UNSPECIFIED_V6, hardware: [0; 12], to_peer: false };
 }
 
 /// How a checksum covers the changed bytes.

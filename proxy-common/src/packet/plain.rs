@@ -1,8 +1,16 @@
 //! Plain packets: TCP or UDP packets of IPv4 without options that are no fragments, in Ethernet
 //! frames without VLAN tags among their bytes. Most packets are plain.
 
-use super::{ETH_P_IP, ETHERNET_HEADER, Frame, IpVersion, TcpFlags, tcp::TCP_ACKNOWLEDGEMENT};
-use crate::{Addr, AddrV4, Protocol, checksum::Difference, layout::DirectKeyV4, protocol::ChecksumField};
+use super::{
+    ETH_P_IP, ETHERNET_HEADER, Frame, IpVersion, TcpFlags, Tuple,
+    tcp::{TCP_ACKNOWLEDGEMENT, TCP_SEQUENCE},
+};
+use crate::{
+    Addr, AddrV4, Protocol,
+    checksum::Difference,
+    layout::{DirectKeyV4, Direction, Endpoint, Flow, FlowKey},
+    protocol::ChecksumField,
+};
 
 /// The bytes of an IPv4 header without options.
 const IPV4_HEADER: u32 = 20;
@@ -43,6 +51,16 @@ pub struct PlainEnds {
 }
 
 impl PlainEnds {
+    /// Returns the ends of packets of a flow of IPv4 after translation.
+    #[inline(always)]
+    pub const fn of(flow: &Flow) -> Self {
+        let Flow { source, destination, .. } = flow;
+        Self {
+            addresses: [AddrV4::last_of(&source.addr), AddrV4::last_of(&destination.addr)],
+            ports: [source.port, destination.port],
+        }
+    }
+
     /// Returns the ports as in a packet.
     #[inline(always)]
     const fn port_bytes(&self) -> [u8; 4] {
@@ -161,6 +179,15 @@ impl PlainPacket {
         }
     }
 
+    /// Returns the key of the packet's flow in this direction.
+    #[inline(always)]
+    pub const fn flow_key(&self, direction: Direction) -> FlowKey {
+        let [source, destination] = self.ports();
+        let source = Endpoint::new(self.source(), source);
+        let destination = Endpoint::new(self.destination(), destination);
+        FlowKey::new(direction, self.protocol(), Tuple { source, destination })
+    }
+
     /// Reads the TCP or UDP header. Returns `None` if the header without options is truncated: then
     /// there may be no checksum to rewrite. The general code reads a TCP header of 18 bytes too.
     #[inline(always)]
@@ -178,6 +205,12 @@ impl PlainPacket {
             checksum: [a, b],
             header: u32::from(words >> 4) * 4,
         })
+    }
+
+    /// Returns the sequence number of a TCP segment.
+    #[inline(always)]
+    pub fn tcp_sequence(frame: &impl Frame) -> Option<u32> {
+        frame.load(PAYLOAD + TCP_SEQUENCE).map(u32::from_be_bytes)
     }
 
     /// Returns the bytes of the packet, or of its longest segment if the kernel will cut it.
@@ -247,7 +280,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        layout::{DirectKey, Endpoint},
+        layout::DirectKey,
         packet::Packet,
         rewrite,
         testing::{Addresses, InputFrame, MemoryFrame, TestPacket, generate},

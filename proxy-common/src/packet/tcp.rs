@@ -6,7 +6,7 @@ use crate::Protocol;
 /// The offset of the length of the header of TCP.
 const TCP_LENGTH: u32 = 12;
 /// The offset of the sequence number in the header of TCP.
-const TCP_SEQUENCE: u32 = 4;
+pub(super) const TCP_SEQUENCE: u32 = 4;
 /// The offset of the acknowledgement number.
 pub(super) const TCP_ACKNOWLEDGEMENT: u32 = 8;
 
@@ -98,6 +98,13 @@ impl TcpFlags {
     #[inline(always)]
     pub const fn is_of_open_connection(self) -> bool {
         self.0 & (Self::ACK | Self::SYN | Self::FIN | Self::RST) == Self::ACK
+    }
+
+    /// Returns true for a segment that neither is the first of its connection nor resets it. All of
+    /// these acknowledge something (RFC 9293, section 3.1). None both opens and closes.
+    #[inline(always)]
+    pub const fn is_after_first(self) -> bool {
+        self.0 & (Self::ACK | Self::RST) == Self::ACK && self.sequence_length() < 2
     }
 
     /// Returns how many sequence numbers the flags take: one for SYN and one for FIN.

@@ -39,6 +39,8 @@ pub struct ConfigMaps {
     pub masquerade_addresses: BTreeMap<(u32, Addr, u32), Addr>,
     /// `direct_links`.
     pub direct_links: BTreeSet<u32>,
+    /// `peer_links`.
+    pub peer_links: BTreeSet<u32>,
     /// `direct_watch`.
     pub direct_watch: DirectWatch,
     /// `xdp_links`.
@@ -67,6 +69,7 @@ impl Default for ConfigMaps {
             local_links: BTreeSet::new(),
             masquerade_addresses: BTreeMap::new(),
             direct_links: BTreeSet::new(),
+            peer_links: BTreeSet::new(),
             direct_watch: DirectWatch::NONE,
             xdp_links: BTreeMap::new(),
             dsr_endpoints: BTreeMap::new(),

@@ -24,6 +24,7 @@ pub struct MemoryFrame<const TUNNELED: bool> {
     segment_size: u32,
     priority: Cell<u32>,
     redirected_to: Cell<u32>,
+    is_for_peer: Cell<bool>,
     /// The kernel writes the Ethernet header as the frame leaves.
     is_headed_by_kernel: Cell<bool>,
     tunneled_to: Cell<Option<Addr>>,
@@ -50,6 +51,7 @@ impl<const TUNNELED: bool> MemoryFrame<TUNNELED> {
             segment_size: input.segments.map_or(0, |(size, _)| size),
             priority: Cell::new(0),
             redirected_to: Cell::new(0),
+            is_for_peer: Cell::new(false),
             is_headed_by_kernel: Cell::new(false),
             tunneled_to: Cell::new(None),
             tunnel_source: input.tunnel_source,
@@ -69,6 +71,11 @@ impl<const TUNNELED: bool> MemoryFrame<TUNNELED> {
     /// Returns the index of the link to which the frame was redirected, or 0.
     pub fn redirected_to(&self) -> u32 {
         self.redirected_to.get()
+    }
+
+    /// Returns true if the frame goes to the peer of that link.
+    pub fn is_for_peer(&self) -> bool {
+        self.is_for_peer.get()
     }
 
     /// Returns true if the kernel writes the Ethernet header as the frame leaves.
@@ -234,6 +241,11 @@ impl<const TUNNELED: bool> Frame for MemoryFrame<TUNNELED> {
 
     fn redirect(&self, link: u32) {
         self.redirected_to.set(link);
+    }
+
+    fn redirect_to_peer(&self, link: u32) {
+        self.redirected_to.set(link);
+        self.is_for_peer.set(true);
     }
 
     fn tunnel_to(&self, node: &Addr, source: &Addr) -> Option<()> {

@@ -112,6 +112,7 @@ fn result<const TUNNELED: bool>(
         mark: frame.mark(),
         note: frame.note_left(),
         redirected_to: frame.redirected_to(),
+        is_for_peer: frame.is_for_peer(),
         is_headed_by_kernel: frame.is_headed_by_kernel(),
         tunneled_to: frame.tunneled_to(),
         bytes: frame.into_bytes(),
@@ -279,6 +280,10 @@ impl Tables for MemoryMaps {
         self.config.direct_links.contains(&link)
     }
 
+    fn is_peer_link(&self, link: u32) -> bool {
+        self.config.peer_links.contains(&link)
+    }
+
     fn direct_watch(&self) -> Option<DirectWatch> {
         Some(self.config.direct_watch)
     }
@@ -294,11 +299,11 @@ impl Tables for MemoryMaps {
         true
     }
 
-    fn remember_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &Route) {
+    fn remember_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &Route, to_peer: bool) {
         let mut routes = self.routes.borrow_mut();
         let now_ns = self.now_ns.get();
         let place = KnownRoute::place_of(packet, self.config.direct_watch.port_mask(now_ns));
-        routes.entry(place).or_insert(KnownRoute::NONE).set(packet, link, route, now_ns);
+        routes.entry(place).or_insert(KnownRoute::NONE).set(packet, link, route, (to_peer, now_ns));
     }
 
     fn xdp_link(&self, link: u32) -> Option<XdpLinkValue> {

@@ -102,6 +102,8 @@ pub struct FrameResult {
     /// The interface index of the link to which the frame was redirected. The kernel does not show
     /// it.
     pub redirected_to: u32,
+    /// The frame goes to the peer of that link. The kernel does not show it.
+    pub is_for_peer: bool,
     /// The kernel writes the Ethernet header as the frame leaves. It does not show that.
     pub is_headed_by_kernel: bool,
     /// The node to which it goes through the tunnel. The kernel does not show it.
@@ -126,6 +128,7 @@ impl FrameResult {
             mark,
             note: 0,
             redirected_to: 0,
+            is_for_peer: false,
             is_headed_by_kernel: false,
             tunneled_to: None,
             outcome,

@@ -5,8 +5,9 @@ use core::{marker::PhantomData, mem::MaybeUninit};
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC},
     helpers::generated::{
-        bpf_csum_update, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_redirect, bpf_skb_adjust_room,
-        bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes,
+        bpf_csum_update, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_peer,
+        bpf_skb_adjust_room, bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_change_type,
+        bpf_skb_load_bytes, bpf_skb_store_bytes,
     },
     programs::TcContext,
 };
@@ -354,6 +355,20 @@ impl<L: Layer> Frame for Skb<L> {
     fn redirect(&self, link: u32) {
         // SAFETY: the helper only notes the link. If there is none, the kernel drops the packet.
         unsafe { bpf_redirect(link, 0) };
+    }
+
+    #[inline(always)]
+    fn redirect_to_peer(&self, link: u32) {
+        // SAFETY: the context is valid while the program runs. The second helper only notes the
+        // link. If it has no peer in another network namespace, the kernel drops the packet.
+        unsafe {
+            // A packet that came in on a port of a bridge would be one for another host in the
+            // pod. Kernels from 6.16 on set the type themselves (c43272299488).
+            if (&raw const (*self.skb).pkt_type).read_volatile() != PACKET_HOST {
+                bpf_skb_change_type(self.skb, PACKET_HOST);
+            }
+            bpf_redirect_peer(link, 0)
+        };
     }
 }
 

@@ -172,6 +172,12 @@ impl Frame for Xdp {
         unsafe { bpf_redirect(link, 0) };
     }
 
+    /// XDP programs cannot do that.
+    #[inline(always)]
+    fn redirect_to_peer(&self, link: u32) {
+        self.redirect(link);
+    }
+
     #[inline(always)]
     fn tunnel_to(&self, _: &Addr, _: &Addr) -> Option<()> {
         None

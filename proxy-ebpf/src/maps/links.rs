@@ -46,10 +46,15 @@ pub(super) fn known_route(packet: &RoutedPacket<'_>, (link, now_ns): (u32, u64),
 }
 
 #[inline(always)]
-pub(super) fn remember_route(packet: &RoutedPacket<'_>, (link, now_ns): (u32, u64), route: &Route) {
+pub(super) fn remember_route(
+    packet: &RoutedPacket<'_>,
+    (link, now_ns): (u32, u64),
+    route: &Route,
+    to_peer: bool,
+) {
     let watch = DIRECT_WATCH.get(0).copied().unwrap_or(DirectWatch::NONE);
     if let Some(known) = ROUTES.get_ptr_mut(KnownRoute::place_of(packet, watch.port_mask(now_ns))) {
         // SAFETY: as above.
-        unsafe { (*known).set(packet, link, route, now_ns) };
+        unsafe { (*known).set(packet, link, route, (to_peer, now_ns)) };
     }
 }

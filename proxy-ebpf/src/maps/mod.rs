@@ -338,6 +338,11 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
+    fn is_peer_link(&self, link: u32) -> bool {
+        PEER_LINKS.get_ptr(&link).is_some()
+    }
+
+    #[inline(always)]
     fn direct_watch(&self) -> Option<DirectWatch> {
         DIRECT_WATCH.get(0).copied()
     }
@@ -348,8 +353,8 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
-    fn remember_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &Route) {
-        links::remember_route(packet, (link, self.now_ns()), route);
+    fn remember_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &Route, to_peer: bool) {
+        links::remember_route(packet, (link, self.now_ns()), route, to_peer);
     }
 
     #[inline(always)]

@@ -1,17 +1,19 @@
 //! Reports when other programs change netfilter rules, links, filters of links, routing rules or
-//! IPsec policies.
+//! IPsec policies, or attach a program by a BPF link.
 //!
 //! The kernel does not report changes of iptables-legacy, and of programs that are attached through
-//! TCX or XDP. They have to be read from time to time.
+//! TCX without a BPF link. They have to be read from time to time.
 
-use std::{future::pending, io};
+use std::{future::pending, io, time::Duration};
 
 use libc::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES, NFT_MSG_NEWGEN, c_int};
 use netlink_packet_core::NetlinkBuffer;
 use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_ROUTE};
+use tokio::time::{Interval, interval};
 
 use super::{
     KernelError,
+    bpf::KnownLinks,
     netlink::{Attributes, messages_of, notifications::Notifications},
     xfrm,
 };
@@ -28,18 +30,44 @@ pub struct ForeignChanges {
     netfilter: Option<Notifications>,
     route: Option<Notifications>,
     policies: Option<Notifications>,
+    bpf_links: NewBpfLinks,
+}
+
+/// How often BPF links are looked for, of which the kernel sends no notification.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// The BPF links that others made since the last look.
+struct NewBpfLinks {
+    own_programs: &'static str,
+    /// `None` if this process may not list BPF links.
+    known: Option<KnownLinks>,
+    looks: Interval,
+}
+
+impl NewBpfLinks {
+    async fn next(&mut self) {
+        loop {
+            self.looks.tick().await;
+            let Some(known) = &mut self.known else { return pending().await };
+            if known.has_others(self.own_programs).unwrap_or(false) {
+                return;
+            }
+        }
+    }
 }
 
 impl ForeignChanges {
     /// Opens the sockets. A kernel without one of the subsystems reports no changes of it. Changes
-    /// of `own_tables` are left out.
-    pub fn open(own_tables: &'static [TableName]) -> Result<Self, KernelError> {
+    /// of `own_tables` are left out, and BPF links of programs whose names begin with
+    /// `own_programs`. Without `CAP_SYS_ADMIN`, no BPF links are reported.
+    pub fn open(own_tables: &'static [TableName], own_programs: &'static str) -> Result<Self, KernelError> {
         let nftables = [NFNLGRP_NFTABLES.cast_unsigned()];
         Ok(Self {
             own_tables,
             netfilter: open(NETLINK_NETFILTER, &nftables, "an nfnetlink socket")?,
             route: open(NETLINK_ROUTE, &ROUTE_GROUPS, "an rtnetlink socket")?,
             policies: open(xfrm::PROTOCOL, &xfrm::POLICY_GROUPS, "a socket for IPsec policies")?,
+            bpf_links: NewBpfLinks { own_programs, known: KnownLinks::read().ok(), looks: interval(LOOK) },
         })
     }
 
@@ -52,6 +80,7 @@ impl ForeignChanges {
                 }
                 changed = next(self.route.as_mut()) => changed.map(|_| true)?,
                 changed = next(self.policies.as_mut()) => changed.map(|_| true)?,
+                () = self.bpf_links.next() => true,
             };
             if is_foreign {
                 return Ok(());

@@ -4,15 +4,17 @@ use std::{
     collections::{BTreeSet, HashMap},
     io,
     net::IpAddr,
-    sync::Arc,
+    sync::{Arc, LazyLock},
 };
 
+use aya::util::KernelVersion;
 use futures::{FutureExt as _, StreamExt as _};
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::{
     RouteNetlinkMessage,
     address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope},
     link::{InfoData, InfoKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
+    tc::TcHandle,
 };
 use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
 use tokio::sync::{Notify, watch};
@@ -75,7 +77,7 @@ pub async fn report(
                 let Some((change, _)) = change else { return Err(failed("read from")(closed())) };
                 let rest = std::iter::from_fn(|| changes.next().now_or_never().flatten());
                 for message in std::iter::once(change).chain(rest.map(|(message, _)| message)) {
-                    is_current &= is_traffic_control(&message) || is_address_of(&message, excluded);
+                    is_current &= concerns_no_link(&message) || is_address_of(&message, excluded);
                     if may_disturb_programs(&message) {
                         disturbed.notify_one();
                     }
@@ -88,20 +90,23 @@ pub async fn report(
     outcome
 }
 
-/// Returns true for messages of traffic control, which do not concern links or addresses.
-fn is_traffic_control(message: &Message) -> bool {
+/// Returns true for messages of traffic control. Not for those about a root qdisc, which is a fact
+/// of a link.
+fn concerns_no_link(message: &Message) -> bool {
+    let NetlinkPayload::InnerMessage(message) = &message.payload else { return false };
+    if let RouteNetlinkMessage::NewQueueDiscipline(qdisc) | RouteNetlinkMessage::DelQueueDiscipline(qdisc) =
+        message
+    {
+        return qdisc.header.parent != TcHandle::ROOT;
+    }
     matches!(
-        &message.payload,
-        NetlinkPayload::InnerMessage(
-            RouteNetlinkMessage::NewQueueDiscipline(_)
-                | RouteNetlinkMessage::DelQueueDiscipline(_)
-                | RouteNetlinkMessage::NewTrafficFilter(_)
-                | RouteNetlinkMessage::DelTrafficFilter(_)
-                | RouteNetlinkMessage::NewTrafficClass(_)
-                | RouteNetlinkMessage::DelTrafficClass(_)
-                | RouteNetlinkMessage::NewTrafficChain(_)
-                | RouteNetlinkMessage::DelTrafficChain(_)
-        )
+        message,
+        RouteNetlinkMessage::NewTrafficFilter(_)
+            | RouteNetlinkMessage::DelTrafficFilter(_)
+            | RouteNetlinkMessage::NewTrafficClass(_)
+            | RouteNetlinkMessage::DelTrafficClass(_)
+            | RouteNetlinkMessage::NewTrafficChain(_)
+            | RouteNetlinkMessage::DelTrafficChain(_)
     )
 }
 
@@ -247,7 +252,7 @@ pub(super) fn read_any(message: &Message) {
         }
         _ => {}
     }
-    is_traffic_control(message);
+    concerns_no_link(message);
     may_disturb_programs(message);
 }
 
@@ -269,6 +274,7 @@ fn link(message: &LinkMessage) -> Option<Link> {
         is_bond: is_kind(message, &InfoKind::Bond) || is_kind(message, &InfoKind::Team),
         vlan: vlan(message),
         xdp: XdpFeatures::default(),
+        hands_to_peer: hands_to_peer(message),
     })
 }
 
@@ -300,6 +306,19 @@ fn device(message: &LinkMessage) -> Option<Device> {
         Some(InfoKind::Veth) => Some(Device::Veth),
         Some(_) => None,
     }
+}
+
+/// Returns true for a veth without a qdisc whose peer is in another network namespace, if the
+/// kernel counts packets that are handed to the peer.
+fn hands_to_peer(message: &LinkMessage) -> bool {
+    static COUNTS: LazyLock<bool> = LazyLock::new(|| {
+        KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(6, 7, 0))
+    });
+    let is_abroad =
+        attribute!(message.attributes, LinkAttribute::LinkNetNsId(namespace) => *namespace).is_some();
+    let has_no_qdisc =
+        attribute!(message.attributes, LinkAttribute::Qdisc(kind) => kind == "noqueue").unwrap_or_default();
+    *COUNTS && is_kind(message, &InfoKind::Veth) && is_abroad && has_no_qdisc
 }
 
 fn hardware_address(message: &LinkMessage) -> Option<MacAddress> {
@@ -375,6 +394,7 @@ mod tests {
     use std::time::Duration;
 
     use netlink_packet_core::{DoneMessage, NetlinkHeader};
+    use netlink_packet_route::tc::TcMessage;
 
     use super::*;
 
@@ -393,6 +413,35 @@ mod tests {
             let answers = vec![answer(flags[0], link()), answer(flags[1], done())];
             assert_eq!(count(answers), Err(io::ErrorKind::Interrupted));
         }
+    }
+
+    #[test]
+    fn veth_hands_packets_to_its_peer_abroad_while_it_has_no_qdisc() {
+        let message = |qdisc: &str, namespace: Option<i32>| {
+            let mut message = LinkMessage::default();
+            message.attributes = vec![
+                LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Veth)]),
+                LinkAttribute::Qdisc(qdisc.into()),
+            ];
+            message.attributes.extend(namespace.map(LinkAttribute::LinkNetNsId));
+            message
+        };
+        let is_counted = KernelVersion::current().expect("a kernel") >= KernelVersion::new(6, 7, 0);
+        assert_eq!(hands_to_peer(&message("noqueue", Some(0))), is_counted);
+        assert!(!hands_to_peer(&message("tbf", Some(0))));
+        assert!(!hands_to_peer(&message("noqueue", None)));
+    }
+
+    #[test]
+    fn root_qdisc_concerns_its_link_and_others_do_not() {
+        let concerns = |parent| {
+            let mut qdisc = TcMessage::default();
+            qdisc.header.parent = parent;
+            let qdisc = RouteNetlinkMessage::NewQueueDiscipline(qdisc);
+            !concerns_no_link(&Message::new(NetlinkHeader::default(), NetlinkPayload::InnerMessage(qdisc)))
+        };
+        assert!(concerns(TcHandle::ROOT));
+        assert!(!concerns(TcHandle::CLSACT));
     }
 
     #[tokio::test]

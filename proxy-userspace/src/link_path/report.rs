@@ -18,7 +18,7 @@ use crate::{
         KernelError, bpf::tc::Hook, command::Launcher, foreign_changes::ForeignChanges,
         foreign_filters::LinkFilter,
     },
-    net::{DirectScope, LinkPath, OWN_TABLES},
+    net::{DirectScope, LinkPath, OWN_PROGRAMS, OWN_TABLES},
 };
 
 /// The shortest time from one judgement to the next.
@@ -72,7 +72,7 @@ pub async fn report(
     to: watch::Sender<Option<LinkPath>>,
 ) -> Result<(), KernelError> {
     // Before the first reading, so that no change is missed.
-    let mut changes = ForeignChanges::open(OWN_TABLES)?;
+    let mut changes = ForeignChanges::open(OWN_TABLES, OWN_PROGRAMS)?;
     let mut is_failing = false;
     while !launcher.is_shutting_down() {
         let path = match read_and_judge(launcher.clone(), settings).await {

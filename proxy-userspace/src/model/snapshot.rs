@@ -205,6 +205,8 @@ pub struct NodeView {
     pub link_path: LinkPath,
     /// The indexes of the links on which flows that come in may take the direct path.
     pub direct_links: BTreeSet<u32>,
+    /// The indexes of the links that may hand packets of the direct path to their peer.
+    pub peer_links: BTreeSet<u32>,
     /// The links that may have an XDP program, by index.
     pub xdp_links: BTreeMap<u32, XdpLink>,
     /// The sockets that are served.

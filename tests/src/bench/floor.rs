@@ -2,7 +2,7 @@
 //! by constants. What they cost is a floor for programs that know Services.
 
 use std::{
-    collections::BTreeMap,
+    collections::BTreeSet,
     net::{Ipv4Addr, SocketAddrV4},
 };
 
@@ -27,7 +27,8 @@ static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/shunt-f
 const LINK: &str = "eth0";
 
 /// The programs, which get their rules as constants.
-const PROGRAM: &str = "floor_translate";
+const INGRESS_PROGRAM: &str = "floor_ingress";
+const EGRESS_PROGRAM: &str = "floor_egress";
 pub(super) const XDP_PROGRAM: &str = "floor_xdp";
 
 /// What the programs do.
@@ -35,10 +36,21 @@ pub(super) const XDP_PROGRAM: &str = "floor_xdp";
 pub(super) struct Kind {
     /// Packets leave on the other link at once, without the stack.
     pub(super) redirects: bool,
-    /// Each packet is looked up in a table, which gets an entry for each direction of a flow.
-    pub(super) remembers: bool,
+    pub(super) memory: Memory,
     /// XDP sends packets back before the stack. It is not attached: the generator calls it.
     pub(super) is_xdp: bool,
+}
+
+/// What the programs remember of flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// Nothing.
+    None,
+    /// Each packet is looked up in a table, which gets an entry for each direction of a flow.
+    Table,
+    /// The same, and a flow is in a second table until its client has acknowledged the endpoint's
+    /// answer. A FIN or reset is noted in both entries.
+    State,
 }
 
 /// A connection that the programs translate, with both addresses.
@@ -57,36 +69,31 @@ pub(super) struct Connection {
 /// The programs: on links of node1, or loaded only. They are removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Floor {
-    _programs: Vec<Ebpf>,
+    _programs: Ebpf,
 }
 
 impl Floor {
     /// Attaches programs that translate a connection, or loads the one for XDP. Kernel 6.6.
     pub(super) fn translating(world: &World, kind: Kind, connection: &Connection) -> Result<Self> {
-        let mut places: BTreeMap<(String, bool), Rules> = BTreeMap::new();
-        for (number, rule) in connection.rules(world, kind)?.iter().enumerate() {
-            let rules = places.entry((rule.on.clone(), rule.is_egress)).or_default();
-            // A hook of a link has at most one rule for packets of the client, and one for those of
-            // the endpoint. They take turns in the list.
-            rules[number % RULES] = rule.words();
-        }
+        let rules = connection.rules(world, kind)?;
+        let mut ebpf = load(&rules, kind.memory)?;
         if kind.is_xdp {
-            let programs = places.values().map(load_xdp).collect::<Result<_>>()?;
-            return Ok(Self { _programs: programs });
+            let program: &mut Xdp = ebpf.program_mut(XDP_PROGRAM).context("in the object")?.try_into()?;
+            program.load()?;
+        } else {
+            attach(world, &mut ebpf, rules.iter().map(|rule| (rule.on.clone(), rule.is_egress)))?;
         }
-        let attach =
-            |((link, is_egress), rules): (&(String, bool), &Rules)| attach(world, (link, *is_egress), rules);
-        Ok(Self { _programs: places.iter().map(attach).collect::<Result<_>>()? })
+        Ok(Self { _programs: ebpf })
     }
 
     /// Attaches programs that let all packets pass, where packets for a pod of the node and for
     /// another node come in and leave. Kernel 6.6.
     pub(super) fn letting_pass(world: &World) -> Result<Self> {
-        let pod_link = Host::A2.node_link();
-        let hooks = [LINK, &pod_link].into_iter().flat_map(|link| [(link, false), (link, true)]);
-        Ok(Self {
-            _programs: hooks.map(|hook| attach(world, hook, &Rules::default())).collect::<Result<_>>()?,
-        })
+        let mut ebpf = load(&[], Memory::None)?;
+        let links = [LINK.to_owned(), Host::A2.node_link()];
+        let hooks = links.into_iter().flat_map(|link| [(link.clone(), false), (link, true)]);
+        attach(world, &mut ebpf, hooks)?;
+        Ok(Self { _programs: ebpf })
     }
 }
 
@@ -95,41 +102,51 @@ pub(super) fn is_possible() -> bool {
     KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(6, 6, 0))
 }
 
-/// Loads the programs with their rules.
-fn load(rules: &Rules) -> Result<Ebpf> {
+/// Loads the object with these rules.
+fn load(rules: &[Rule], memory: Memory) -> Result<Ebpf> {
+    let mut words = [[0; 12]; RULES];
+    for rule in rules {
+        // A program has at most one rule for packets of the client, and one for those of the
+        // endpoint.
+        words[2 * usize::from(rule.is_egress) + usize::from(rule.by_source)] = rule.words();
+    }
     let mut loader = EbpfLoader::new();
-    loader.override_global("RULES", rules, true);
-    if !rules.iter().any(|rule| rule[REMEMBERS] != 0) {
-        // The program has a table, but does not use it.
-        loader.map_max_entries("TRANSLATIONS", 1);
+    loader.override_global("RULES", &words, true);
+    // The programs have both tables, even if they use none.
+    let unused: &[&'static str] = match memory {
+        Memory::None => &["TRANSLATIONS", "UNASSURED_TRANSLATIONS"],
+        Memory::Table => &["UNASSURED_TRANSLATIONS"],
+        Memory::State => &[],
+    };
+    for table in unused {
+        loader.map_max_entries(table, 1);
     }
     Ok(loader.load(OBJECT)?)
 }
 
-fn load_xdp(rules: &Rules) -> Result<Ebpf> {
-    let mut ebpf = load(rules)?;
-    let program: &mut Xdp = ebpf.program_mut(XDP_PROGRAM).context("in the object")?.try_into()?;
-    program.load()?;
-    Ok(ebpf)
+/// Attaches a program at each hook: a link, and whether packets leave there.
+fn attach(world: &World, ebpf: &mut Ebpf, hooks: impl Iterator<Item = (String, bool)>) -> Result<()> {
+    for (link, is_egress) in hooks.collect::<BTreeSet<_>>() {
+        let (name, hook) = if is_egress {
+            (EGRESS_PROGRAM, TcAttachType::Egress)
+        } else {
+            (INGRESS_PROGRAM, TcAttachType::Ingress)
+        };
+        let program: &mut SchedClassifier = ebpf.program_mut(name).context("in the object")?.try_into()?;
+        if program.fd().is_err() {
+            program.load()?;
+        }
+        let attached: Result<SchedClassifierLinkId> = world.in_namespace(Host::Node1, || {
+            let options = TcAttachOptions::TcxOrder(LinkOrder::default());
+            Ok(program.attach_with_options(&link, hook, options)?)
+        });
+        attached.with_context(|| format!("attach {name} to {link}"))?;
+    }
+    Ok(())
 }
 
-fn attach(world: &World, (link, is_egress): (&str, bool), rules: &Rules) -> Result<Ebpf> {
-    let mut ebpf = load(rules)?;
-    let program: &mut SchedClassifier = ebpf.program_mut(PROGRAM).context("in the object")?.try_into()?;
-    program.load()?;
-    let hook = if is_egress { TcAttachType::Egress } else { TcAttachType::Ingress };
-    let attached: Result<SchedClassifierLinkId> = world.in_namespace(Host::Node1, || {
-        Ok(program.attach_with_options(link, hook, TcAttachOptions::TcxOrder(LinkOrder::default()))?)
-    });
-    attached.with_context(|| format!("attach {PROGRAM} to {link}"))?;
-    Ok(ebpf)
-}
-
-/// The rules of a program, as it reads them.
-type Rules = [[u32; 12]; RULES];
-const RULES: usize = 2;
-/// The place in a rule that says whether the program uses the table.
-const REMEMBERS: usize = 11;
+/// The number of rules: two for packets that come in, and two for packets that leave.
+const RULES: usize = 4;
 
 /// What a program does with packets that come from an end or go to it.
 #[derive(Debug)]
@@ -143,7 +160,7 @@ struct Rule {
     destination: Option<SocketAddrV4>,
     /// Ethernet addresses and the index of the link, if packets leave at once.
     out: Option<([u8; 12], u32)>,
-    remembers: bool,
+    memory: Memory,
 }
 
 impl Rule {
@@ -161,7 +178,7 @@ impl Rule {
         };
         let hardware = [0, 4, 8].map(word);
         let parts: [&[u32]; 6] =
-            [&[self.by_source.into()], &at, &source, &destination, &hardware, &[link, self.remembers.into()]];
+            [&[self.by_source.into()], &at, &source, &destination, &hardware, &[link, self.memory as u32]];
         let mut words = [0; 12];
         words.iter_mut().zip(parts.concat()).for_each(|(to, from)| *to = from);
         words
@@ -202,7 +219,7 @@ impl Connection {
             source: None,
             destination: None,
             out: None,
-            remembers: kind.remembers,
+            memory: kind.memory,
         };
         let any_port = |address| Some(SocketAddrV4::new(address, 0));
         vec![

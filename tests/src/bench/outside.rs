@@ -5,7 +5,11 @@
 //! ([`Length::OtherNode`]). All ways are measured in one world, one after the other. A round of the
 //! clean connection and one of the measured way follow each other.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4},
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -23,6 +27,9 @@ use crate::{
     runner::{Manifests, Proxy},
     world::{Host, World},
 };
+
+/// For three seconds after the start, no packet of the direct path goes to the peer of a link.
+const SETTLING: Duration = Duration::from_secs(5);
 
 /// The hosts of the world.
 pub(super) const HOSTS: [Host; 7] =
@@ -193,6 +200,7 @@ pub(super) fn measure(
                 other.set_mode(mode, fields)?;
                 other.start(world)?;
             }
+            thread::sleep(SETTLING);
         }
         let _programs = (way == Way::FloorForeign).then(|| Floor::letting_pass(world)).transpose()?;
         let lengths = Length::ALL.into_iter();

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 use serde_yaml_ng::Mapping;
 
-use super::floor;
+use super::floor::{self, Memory};
 
 /// A way from the client through the node to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -53,26 +53,33 @@ pub enum Way {
     FloorPrograms,
     /// The same, and each packet is looked up in a table that has every flow.
     FloorProgramsTable,
+    /// The same, and the programs know the state of each flow: it is in another table until its
+    /// client has acknowledged the endpoint's answer.
+    FloorProgramsState,
     /// As [`Way::FloorPrograms`], and packets leave at once with constant Ethernet addresses.
     FloorDirect,
     /// The same, and each packet is looked up in a table that has every flow.
     FloorDirectTable,
-    /// The same with XDP, which sends packets back before the stack. Only for packets of the
-    /// kernel.
+    /// The same, and the programs know the state of each flow, as for [`Way::FloorProgramsState`].
+    FloorDirectState,
+    /// As [`Way::FloorDirectTable`] with XDP, which sends packets back before the stack. Only for
+    /// packets of the kernel.
     FloorXdpTable,
 }
 
 impl Way {
     /// All ways. Conntrack translates connections in the last three. Afterwards the kernel tracks
     /// connections for a while.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::Routed,
         Self::FloorForeign,
         Self::Foreign,
         Self::FloorPrograms,
         Self::FloorProgramsTable,
+        Self::FloorProgramsState,
         Self::FloorDirect,
         Self::FloorDirectTable,
+        Self::FloorDirectState,
         Self::FloorXdpTable,
         Self::Default,
         Self::Masquerading,
@@ -109,9 +116,11 @@ impl Way {
             Self::DsrReturn => "ebpf, DSR, return",
             Self::FloorPrograms => "constants",
             Self::FloorProgramsTable => "constants and a table",
+            Self::FloorProgramsState => "table and state",
             Self::FloorDirect => "constants, direct",
             Self::FloorDirectTable => "the same and a table",
-            Self::FloorXdpTable => "the same with XDP",
+            Self::FloorDirectState => "the same with state",
+            Self::FloorXdpTable => "a table, XDP",
         }
     }
 
@@ -130,14 +139,16 @@ impl Way {
 
     /// Returns what the programs of this way do, if they translate without a proxy.
     pub(super) const fn floor(self) -> Option<floor::Kind> {
-        let (redirects, remembers) = match self {
-            Self::FloorPrograms => (false, false),
-            Self::FloorProgramsTable => (false, true),
-            Self::FloorDirect => (true, false),
-            Self::FloorDirectTable | Self::FloorXdpTable => (true, true),
+        let (redirects, memory) = match self {
+            Self::FloorPrograms => (false, Memory::None),
+            Self::FloorProgramsTable => (false, Memory::Table),
+            Self::FloorProgramsState => (false, Memory::State),
+            Self::FloorDirect => (true, Memory::None),
+            Self::FloorDirectTable | Self::FloorXdpTable => (true, Memory::Table),
+            Self::FloorDirectState => (true, Memory::State),
             _ => return None,
         };
-        Some(floor::Kind { redirects, remembers, is_xdp: self.is_xdp() })
+        Some(floor::Kind { redirects, memory, is_xdp: self.is_xdp() })
     }
 
     /// Returns true if this kernel can measure the way.
@@ -154,8 +165,10 @@ impl Way {
             | Self::XdpBare
             | Self::FloorPrograms
             | Self::FloorProgramsTable
+            | Self::FloorProgramsState
             | Self::FloorDirect
             | Self::FloorDirectTable
+            | Self::FloorDirectState
             | Self::FloorXdpTable => return Ok(None),
             Self::Nftables => return Ok(Some(("nftables", Mapping::new()))),
             Self::Default | Self::Foreign => return Ok(Some(("ebpf", Mapping::new()))),

@@ -53,6 +53,7 @@ pub(crate) struct Kernel {
     exempt_sources: HashMap<MapData, Addr, u8>,
     local_links: HashMap<MapData, u32, u8>,
     direct_links: HashMap<MapData, u32, u8>,
+    peer_links: HashMap<MapData, u32, u8>,
     direct_watch: Array<MapData, DirectWatch>,
     xdp_links: HashMap<MapData, u32, XdpLinkValue>,
     masquerade_addresses: LpmTrie<MapData, MasqueradeSubnet, Addr>,
@@ -94,6 +95,16 @@ pub(crate) const PROGRAMS: [&str; 5] =
 /// The XDP program.
 const XDP: &str = "shunt_xdp";
 
+fn load_programs(ebpf: &mut Ebpf) {
+    for name in PROGRAMS {
+        let program: &mut SchedClassifier =
+            ebpf.program_mut(name).expect("in the object").try_into().expect("for links");
+        program.load().expect("the verifier accepts it");
+    }
+    let program: &mut Xdp = ebpf.program_mut(XDP).expect("in the object").try_into().expect("for XDP");
+    program.load().expect("the verifier accepts it");
+}
+
 impl Kernel {
     /// Waits until no other test uses the programs.
     pub(crate) fn lock() -> MutexGuard<'static, Self> {
@@ -115,13 +126,7 @@ impl Kernel {
         loader.override_global("AYA_LOG_LEVEL", &0u8, true).override_global("SERVICE_SLOTS", &SLOTS, true);
         loader.map_max_entries("service_counts", SLOTS * cpus());
         let mut ebpf = loader.load(OBJECT).expect("root may load maps");
-        for name in PROGRAMS {
-            let program: &mut SchedClassifier =
-                ebpf.program_mut(name).expect("in the object").try_into().expect("for links");
-            program.load().expect("the verifier accepts it");
-        }
-        let program: &mut Xdp = ebpf.program_mut(XDP).expect("in the object").try_into().expect("for XDP");
-        program.load().expect("the verifier accepts it");
+        load_programs(&mut ebpf);
         Self {
             config: None,
             services: map(&mut ebpf, "services"),
@@ -134,6 +139,7 @@ impl Kernel {
             exempt_sources: map(&mut ebpf, "exempt_sources"),
             local_links: map(&mut ebpf, "local_links"),
             direct_links: map(&mut ebpf, "direct_links"),
+            peer_links: map(&mut ebpf, "peer_links"),
             direct_watch: map(&mut ebpf, "direct_watch"),
             xdp_links: map(&mut ebpf, "xdp_links"),
             masquerade_addresses: map(&mut ebpf, "masquerade_addresses"),
@@ -262,6 +268,7 @@ impl FrameRunner for Kernel {
         fill(&mut self.exempt_sources, &members(&config.exempt_sources));
         fill(&mut self.local_links, &members(&config.local_links));
         fill(&mut self.direct_links, &members(&config.direct_links));
+        fill(&mut self.peer_links, &members(&config.peer_links));
         fill(&mut self.xdp_links, &config.xdp_links);
         fill(&mut self.dsr_endpoints, &config.dsr_endpoints);
         let others = config.dsr_others.iter().map(|address| (*address, DsrAddress::Other as u8));

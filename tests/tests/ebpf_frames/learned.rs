@@ -179,7 +179,7 @@ fn results(
 
 /// Returns a result without what the kernel does not show.
 fn shown(result: FrameResult) -> FrameResult {
-    FrameResult { note: 0, redirected_to: 0, is_headed_by_kernel: false, ..result }
+    FrameResult { note: 0, redirected_to: 0, is_for_peer: false, is_headed_by_kernel: false, ..result }
 }
 
 fn compare_hooks(xdp: &FrameResult, tc: &FrameResult) -> TestCaseResult {

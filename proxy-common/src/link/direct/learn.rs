@@ -1,6 +1,6 @@
 //! Learns what the stack does with a flow from a packet that leaves.
 
-use super::{LEASE_NS, epoch, is_bare, is_before_change, longest};
+use super::{LEASE_NS, epoch, is_bare, is_before_change, longest, may_hand_to_peer};
 use crate::{
     Protocol,
     checksum::Difference,
@@ -108,7 +108,9 @@ fn try_write(
         ports: difference_of_ports(key, ports),
         longest,
         traffic_class: packet.traffic_class,
-        flags: approved | if passage.to_endpoint { direct_flags::TO_ENDPOINT } else { 0 },
+        flags: approved
+            | if passage.to_endpoint { direct_flags::TO_ENDPOINT } else { 0 }
+            | if may_hand_to_peer(tables, frame.link()) { direct_flags::TO_PEER } else { 0 },
     };
     tables.put_direct_flow(key, &packet.source, &packet.destination, &path);
     Some(())

@@ -30,7 +30,9 @@ pub(super) use self::{
 use super::{Notes, Outcome, comes_from_endpoint, goes_to_vip, ip_length, not_rewritten};
 use crate::{
     Protocol,
-    layout::{DirectKey, DirectPath, Flow, FlowKey, NodeValue, ServiceEvent, direct_flags, flow_state},
+    layout::{
+        DirectKey, DirectPath, DirectWatch, Flow, FlowKey, NodeValue, ServiceEvent, direct_flags, flow_state,
+    },
     packet::{DSCP, ETHERNET_HEADER, Fragment, Frame, IpVersion, Packet, TcpFlags, Tuple},
     tables::Tables,
 };
@@ -183,10 +185,25 @@ fn leave(
         return not_rewritten(tables);
     }
     count(frame, tables, header, path);
-    frame.set_priority(path.priority);
-    Notes::leave(frame, Notes::FORWARDED);
-    frame.redirect(path.out_link);
+    let to_peer = path.flags & direct_flags::TO_PEER != 0;
+    if !to_peer {
+        frame.set_priority(path.priority);
+    }
+    leave_on(frame, path.out_link, to_peer);
     Outcome::Redirect
+}
+
+/// Sends out a packet that is wholly translated. With `to_peer`, it comes in at the other end of the
+/// link at once, in the network namespace of the pod, and the program where packets leave does not
+/// see it. So a packet to learn from does not go there, nor one with a mark, which would stay.
+#[inline(always)]
+fn leave_on(frame: &impl Frame, link: u32, to_peer: bool) {
+    if to_peer && frame.note() & Notes::LEARN == 0 && frame.mark() == 0 {
+        frame.redirect_to_peer(link);
+    } else {
+        Notes::leave(frame, Notes::FORWARDED);
+        frame.redirect(link);
+    }
 }
 
 /// Asks the program on the link where a packet leaves to learn from it, because it differs from the
@@ -204,8 +221,7 @@ fn note_difference(frame: &impl Frame, tables: &impl Tables, in_link: u32) {
 fn count(frame: &impl Frame, tables: &impl Tables, header: u32, path: &DirectPath) {
     let bytes = ip_length(frame, header);
     let is_to_endpoint = path.flags & direct_flags::TO_ENDPOINT != 0;
-    let event = if is_to_endpoint { ServiceEvent::ToEndpoint(bytes) } else { ServiceEvent::ToClient(bytes) };
-    tables.count_service(path.service, event);
+    tables.count_service(path.service, ServiceEvent::of_packet(is_to_endpoint, bytes));
 }
 
 /// Returns true if the stack would do with a packet what it did with the previous one of the flow.
@@ -271,6 +287,20 @@ fn is_watched(tables: &impl Tables, node: &NodeValue, until_ns: u64, now_ns: u64
     watch.since_ns <= written_ns
         && now_ns < watch.until_ns
         && now_ns.wrapping_sub(written_ns) < node.direct_lease_ns
+}
+
+/// For so long after a change, flows are not handed to peers. Userspace may have to find out that a
+/// qdisc, filter or rule has come that would see packets on the link.
+const UNSETTLED_NS: u64 = 3_000_000_000;
+
+/// Returns true if packets that leave on a link may be handed to its peer. Not while userspace does
+/// not watch: nobody would notice a change.
+#[inline(always)]
+fn may_hand_to_peer(tables: &impl Tables, link: u32) -> bool {
+    let now_ns = tables.now_ns();
+    let is_settled =
+        |watch: DirectWatch| now_ns < watch.until_ns && watch.since_ns.wrapping_add(UNSETTLED_NS) <= now_ns;
+    tables.is_peer_link(link) && tables.direct_watch().is_some_and(is_settled)
 }
 
 /// Returns true if an entry is older than a change. The MTU of a link may be lower since then.

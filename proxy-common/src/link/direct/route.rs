@@ -1,7 +1,7 @@
 //! Where packets of whole flows leave. The programs ask the kernel, and remember its answer for
 //! half a second.
 
-use super::{LEASE_NS, is_bare, longest};
+use super::{LEASE_NS, Notes, is_bare, leave_on, longest, may_hand_to_peer};
 use crate::{
     Protocol, hash,
     layout::{DirectWatch, Endpoint, KnownRoute},
@@ -30,6 +30,18 @@ impl Way {
             Self::Known => frame.redirect(route.link),
         }
     }
+
+    /// Does the same with a packet that is wholly translated, and leaves the note that says so.
+    #[inline(always)]
+    pub(super) fn redirect_translated(self, frame: &impl Frame, route: &Route) {
+        match self {
+            Self::Asked => {
+                Notes::leave(frame, Notes::FORWARDED);
+                frame.redirect_to(route);
+            }
+            Self::Known => leave_on(frame, route.link, route.to_peer),
+        }
+    }
 }
 
 impl KnownRoute {
@@ -46,6 +58,8 @@ impl KnownRoute {
         longest: 0,
         proto: 0,
         traffic_class: 0,
+        to_peer: 0,
+        zero: 0,
         until_ns: 0,
     };
 
@@ -88,12 +102,21 @@ impl KnownRoute {
     #[inline(always)]
     pub const fn give(&self, route: &mut Route) {
         (route.link, route.hardware) = (self.out_link, self.hardware);
+        route.to_peer = self.to_peer != 0;
     }
 
-    /// Sets the route that the kernel has found for a packet that came in on a link. It writes
-    /// field by field, because a whole value would need stack.
+    /// Sets the route that the kernel has found for a packet that came in on a link. `to_peer` says
+    /// that packets may be handed to the peer of the link where they leave.
+    ///
+    /// Each field is written by itself, because a whole value would need stack.
     #[inline(always)]
-    pub fn set(&mut self, packet: &RoutedPacket<'_>, link: u32, route: &Route, now_ns: u64) {
+    pub fn set(
+        &mut self,
+        packet: &RoutedPacket<'_>,
+        link: u32,
+        route: &Route,
+        (to_peer, now_ns): (bool, u64),
+    ) {
         self.source = *packet.source;
         self.destination = *packet.destination;
         self.hardware = route.hardware;
@@ -102,6 +125,7 @@ impl KnownRoute {
         self.longest = packet.length;
         self.proto = packet.proto;
         self.traffic_class = packet.traffic_class;
+        self.to_peer = to_peer.into();
         self.until_ns = now_ns + LEASE_NS;
     }
 }
@@ -199,6 +223,7 @@ fn know<T: Tables>(tables: &T, packet: &RoutedPacket<'_>, link: u32, route: &mut
 /// packet by it. A function call of its own saves stack.
 #[inline(never)]
 fn ask<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &RoutedPacket<'_>, route: &mut Route) -> bool {
+    route.to_peer = false;
     tables.is_direct_link(frame.link())
         && frame.find_route(packet, route)
         && tables.is_direct_link(route.link)
@@ -209,7 +234,7 @@ fn ask<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &RoutedPacket<'_>, ro
 fn remember<T: Tables>(tables: &T, packet: &RoutedPacket<'_>, link: u32, route: &Route) {
     let Some(next_hop) = route.hardware.first_chunk::<6>() else { return };
     if *next_hop != [0; 6] {
-        tables.remember_route(packet, link, route);
+        tables.remember_route(packet, link, route, may_hand_to_peer(tables, route.link));
     }
 }
 

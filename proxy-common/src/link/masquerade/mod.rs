@@ -29,6 +29,12 @@ impl NodeValue {
     pub(super) const fn masquerades_known_flows(&self) -> bool {
         self.masquerading != Masquerading::Netfilter as u16
     }
+
+    /// Returns true for a source port of flows that the programs masquerade.
+    #[inline(always)]
+    pub(super) const fn is_masquerade_port(&self, port: u16) -> bool {
+        self.masquerades_known_flows() && self.first_port <= port && port <= self.last_port
+    }
 }
 
 /// Asks the program on the link where the packet leaves to masquerade it. Returns false if the
@@ -131,7 +137,7 @@ pub(super) fn reply<F: Frame, T: Tables>(
 pub(super) fn may_be_reply(tables: &impl Tables, packet: &Packet) -> bool {
     tables.node().is_some_and(|node| {
         let [_, port] = packet.ports_or_zeros();
-        node.masquerades_known_flows() && node.first_port <= port && port <= node.last_port
+        node.is_masquerade_port(port)
     }) && comes_from_endpoint(tables, packet)
 }
 

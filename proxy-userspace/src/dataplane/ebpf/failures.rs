@@ -143,6 +143,7 @@ fn describe(step: &Step, state: &State) -> String {
             MapEntry::LocalSource(range) => format!("the range of pods that begins at {}", range.addr),
             MapEntry::LocalLink(index) => format!("the pod link with index {index}"),
             MapEntry::DirectLink(index) => format!("the direct path for the link with index {index}"),
+            MapEntry::PeerLink(index) => format!("the peer of the link with index {index}"),
             MapEntry::XdpLink(index, _) => format!("XDP for the link with index {index}"),
             MapEntry::BridgePort(index, _) => format!("the bridge port of index {index}"),
             MapEntry::Vlan(vlan) => format!("the VLAN {} on the link with index {}", vlan.id, vlan.link),

@@ -9,8 +9,8 @@ use std::{
 
 use super::{
     Device, Framing, IpFamily, Link, LinkHeader, LinkPath, LocalTrafficDetector, MacAddress, Masquerade,
-    ModelSettings, Node, NodeAddressType, NodeFacts, NodeView, PortRange, ServedLink, SourceAddress, Vlan,
-    XdpLink, XdpMode, XdpPolicy,
+    ModelSettings, Node, NodeAddressType, NodeFacts, NodeView, PortRange, ServedLink, Vlan, XdpLink, XdpMode,
+    XdpPolicy,
     local_detector::local_traffic_detector,
     masquerade_addresses::masquerade_addresses,
     node_port_addresses::{families_with_every_address, node_port_addresses},
@@ -34,6 +34,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
     let bond_ports = bond_ports(&links, facts, &bonds);
     NodeView {
         xdp_links: xdp_links(settings, &links, &direct_links, facts),
+        peer_links: peer_links(&direct_links, facts),
         direct_links,
         vlans: vlans(&links, facts, &bonds),
         node_port_addresses: node_port_addresses(settings, node, &local_addresses, &facts.local_routes),
@@ -128,6 +129,28 @@ fn direct_links(links: &BTreeMap<u32, ServedLink>, path: &LinkPath) -> BTreeSet<
     links.iter().filter(|(_, link)| is_direct(link)).map(|(index, _)| *index).collect()
 }
 
+/// Returns the links whose packets of the direct path may come in at once at the other end of the
+/// pair: links of pods on which nothing would see the packets. There are none while rules of others
+/// look at packets (the lease is zero): a chain of netfilter at the egress of a link is one. A link
+/// with a subnet leads out of the node, and people capture packets there. A veth takes frames while
+/// its other end has an XDP program or GRO (kernel 8267fc71abb2), and only the driver runs such a
+/// program.
+fn peer_links(direct_links: &BTreeSet<u32>, facts: &NodeFacts) -> BTreeSet<u32> {
+    let LinkPath::Direct { lease, filtered, .. } = &facts.link_path else { return BTreeSet::new() };
+    if lease.is_zero() {
+        return BTreeSet::new();
+    }
+    let is_bare = |link: &&Link| {
+        link.hands_to_peer
+            && link.master.is_none()
+            && !filtered.contains(&link.name)
+            && !link.xdp.takes_frames
+            && !has_subnet(link, facts)
+    };
+    let links = facts.links.iter().filter(|link| direct_links.contains(&link.index));
+    links.filter(is_bare).map(|link| link.index).collect()
+}
+
 /// Returns the links that may have an XDP program: those that lead out of the node, by an address
 /// with a subnet. Frames for a bridge or a bond come in on its ports, and hardware may have removed
 /// the tag of a frame for a VLAN: the program would not see whose they are.
@@ -161,14 +184,19 @@ fn xdp_links(
     served.filter(|link| leads_out(link, facts)).filter_map(xdp_link).collect()
 }
 
+/// Returns true if an address of the link has a subnet.
+fn has_subnet(link: &Link, facts: &NodeFacts) -> bool {
+    facts
+        .source_addresses
+        .iter()
+        .any(|source| source.link == link.index && source.prefix_len < IpFamily::of(source.address).bits())
+}
+
 fn leads_out(link: &Link, facts: &NodeFacts) -> bool {
-    let is_subnet = |source: &SourceAddress| {
-        source.link == link.index && source.prefix_len < IpFamily::of(source.address).bits()
-    };
     // For few links: most are those of pods, which have no address with a subnet.
     let has_vlan = || facts.links.iter().any(|other| other.vlan.is_some_and(|vlan| vlan.link == link.index));
     let is_ethernet = link.header == LinkHeader::Ethernet;
-    is_ethernet && link.master.is_none() && facts.source_addresses.iter().any(is_subnet) && !has_vlan()
+    is_ethernet && link.master.is_none() && has_subnet(link, facts) && !has_vlan()
 }
 
 /// Returns where the XDP program of a link runs, if it may have one. Native XDP takes segmentation

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::model::{
-    DetectLocalMode, DirectScope, InterfaceGlobs, XdpFeatures,
+    DetectLocalMode, DirectScope, InterfaceGlobs, SourceAddress, XdpFeatures,
     testing::{facts, ip, link, node, settings},
 };
 
@@ -127,6 +127,39 @@ fn excluded_links_are_not_served_even_if_they_are_included() {
         InterfaceGlobs { only: vec![glob("veth*"), glob("eth[0-9]"), glob("lo")], except: vec![glob("*2")] };
     let view = node_view(&ModelSettings { interfaces, ..settings() }, None, &some_links());
     assert_eq!(names(&view), ["eth0", "veth1"]);
+}
+
+#[test]
+fn packets_are_handed_to_peers_of_links_where_nothing_of_others_would_see_them() {
+    let xdp = XdpFeatures::default();
+    let links = vec![
+        Link { hands_to_peer: true, ..link(2, "eth0") },
+        Link { hands_to_peer: true, ..link(3, "veth1") },
+        Link { hands_to_peer: true, master: Some(2), ..link(4, "veth2") },
+        Link { hands_to_peer: true, ..link(5, "veth3") },
+        Link { hands_to_peer: true, xdp: XdpFeatures { takes_frames: true, ..xdp }, ..link(6, "veth4") },
+        Link { device: None, vlan: Some(vlan_of(2, 10)), ..link(7, "eth0.10") },
+    ];
+    let peers = |lease, without: &[&str], filtered: &[&str]| {
+        let [without, filtered] =
+            [without, filtered].map(|names| names.iter().map(|name| Arc::from(*name)).collect());
+        let link_path = LinkPath::Direct { scope: DirectScope::Learned, lease, without, filtered };
+        let address =
+            |link, address: &str, prefix_len| SourceAddress { link, address: ip(address), prefix_len };
+        let source_addresses = vec![address(2, "192.0.2.11", 24), address(5, "10.244.1.1", 32)];
+        let facts = NodeFacts { links: links.clone(), link_path, source_addresses, ..NodeFacts::default() };
+        node_view(&settings(), None, &facts).peer_links.into_iter().collect::<Vec<_>>()
+    };
+    let watched = Duration::from_secs(8);
+    assert_eq!(
+        peers(watched, &[], &[]),
+        [3, 5],
+        "eth0 leads out, veth2 is a port, and veth4 may have XDP behind it"
+    );
+    assert_eq!(peers(watched, &["veth1"], &["veth3"]), [0_u32; 0]);
+    assert_eq!(peers(Duration::ZERO, &[], &[]), [0_u32; 0], "rules of others");
+    let facts = NodeFacts { links: links.clone(), ..NodeFacts::default() };
+    assert!(node_view(&settings(), None, &facts).peer_links.is_empty());
 }
 
 #[test]

@@ -228,6 +228,7 @@ pub fn link(index: u32, name: &str) -> Link {
         is_bond: false,
         vlan: None,
         xdp: XdpFeatures::default(),
+        hands_to_peer: false,
     }
 }
 

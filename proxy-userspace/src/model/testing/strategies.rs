@@ -206,6 +206,7 @@ fn any_links() -> impl Strategy<Value = Vec<Link>> {
             bridge_address,
             is_bond,
             vlan,
+            hands_to_peer: index > 3,
             ..link(index, name)
         });
     vec(any_link, 0..6).prop_map(|mut links| {

@@ -6,7 +6,7 @@ mod whole;
 
 use std::{net::SocketAddr, vec::Vec};
 
-use super::{LEASE_NS, Outcome};
+use super::{LEASE_NS, Outcome, UNSETTLED_NS};
 use crate::{
     Addr,
     Protocol::{self, Tcp, Udp},
@@ -30,6 +30,8 @@ const PLAIN: TcpFlags = TcpFlags::ACK_ALONE;
 enum Way {
     Stack,
     Direct,
+    /// As [`Self::Direct`], and the program on the link where it leaves did not see it.
+    Peer,
     /// A firewall of the stack dropped it.
     Dropped,
 }
@@ -141,7 +143,7 @@ impl Node {
         let (link, out) = if is_reply { (POD, OUTSIDE) } else { (OUTSIDE, POD) };
         let segments = frame.segments;
         let (next_hop, hardware) = (packet.to.ip().into(), self.hardware);
-        let route = self.has_routes.then_some(Route { link: out, next_hop, hardware });
+        let route = self.has_routes.then_some(Route { link: out, next_hop, hardware, ..Route::NONE });
         let came_in = self.run(Hook::Ingress, InputFrame { link, route, ..frame });
         let (way, mut bytes, ingress_link) = match came_in.outcome {
             Outcome::Redirect => {
@@ -150,7 +152,7 @@ impl Node {
                 if came_in.is_headed_by_kernel {
                     write_hardware(&mut bytes);
                 }
-                (Way::Direct, bytes, link)
+                (if came_in.is_for_peer { Way::Peer } else { Way::Direct }, bytes, link)
             }
             Outcome::Proceed if self.drops => return Way::Dropped,
             Outcome::Proceed => (Way::Stack, came_in.bytes, link),
@@ -163,8 +165,14 @@ impl Node {
         }
         let left =
             InputFrame { link: out, note: came_in.note, ingress_link, segments, ..InputFrame::new(bytes) };
-        let left = self.run(Hook::Egress, left);
-        assert_eq!((left.outcome, left.note), (Outcome::Proceed, 0));
+        let (bytes, note) = if way == Way::Peer {
+            (left.bytes, left.note)
+        } else {
+            let left = self.run(Hook::Egress, left);
+            assert_eq!(left.outcome, Outcome::Proceed);
+            (left.bytes, left.note)
+        };
+        assert_eq!(note, 0);
         let (from, to) = if is_reply {
             (self.vip, SocketAddr::new(AT.client, 40_000))
         } else {
@@ -172,7 +180,7 @@ impl Node {
         };
         let (to_mac, from_mac, hops) = (MAC_OF_NEXT, MAC_OF_NODE, packet.hops - 1);
         let expected = TestPacket { from, to, to_mac, from_mac, hops, ..packet.clone() };
-        assert_eq!(left.bytes, expected.to_frame(), "{way:?}");
+        assert_eq!(bytes, expected.to_frame(), "{way:?}");
         way
     }
 
@@ -195,6 +203,30 @@ fn forward(bytes: &mut [u8]) {
     let difference = Difference::of_bytes(before, [bytes[22], bytes[23]]);
     let checksum = difference.apply([bytes[24], bytes[25]]);
     bytes[24..26].copy_from_slice(&checksum);
+}
+
+#[test]
+fn packet_of_a_learned_flow_goes_to_the_peer_of_the_link_if_that_may() {
+    for is_masqueraded in [false, true] {
+        let mut node = Node::learned(Tcp, is_masqueraded);
+        node.maps.config.peer_links.insert(POD);
+        node.watch(LEASE_NS);
+        assert_eq!(node.exchange(PLAIN), [Way::Direct; 2], "it was learned before");
+        node.pass(LEASE_NS);
+        assert_eq!(node.exchange(PLAIN), [Way::Stack; 2]);
+        assert_eq!(node.exchange(PLAIN), [Way::Peer, Way::Direct], "replies leave the node");
+        // Something changes, which may be a qdisc on the link.
+        node.maps.config.direct_watch.since_ns = node.maps.now_ns.get();
+        for (passed_ns, way) in [(LEASE_NS, Way::Direct), (UNSETTLED_NS - LEASE_NS, Way::Peer)] {
+            node.pass(passed_ns);
+            assert_eq!(node.exchange(PLAIN), [Way::Stack; 2]);
+            assert_eq!(node.exchange(PLAIN), [way, Way::Direct]);
+        }
+        node.maps.config.peer_links.clear();
+        node.pass(LEASE_NS);
+        assert_eq!(node.exchange(PLAIN), [Way::Stack; 2]);
+        assert_eq!(node.exchange(PLAIN), [Way::Direct; 2]);
+    }
 }
 
 #[test]

@@ -1,10 +1,15 @@
 //! How long the programs remember routes of whole flows, and for which packets.
 
-use super::{Hook, InputFrame, MAC_OF_NEXT, MAC_OF_NODE, Node, OUTSIDE, PLAIN, POD, Way};
+use proptest::{collection::vec, prelude::*, sample::select};
+
+use super::{Hook, InputFrame, MAC_OF_NEXT, MAC_OF_NODE, MILLISECOND, Node, OUTSIDE, PLAIN, POD, Way};
 use crate::{
     Protocol::{self, Tcp, Udp},
     layout::{DirectWatch, KnownRoute},
-    link::{Outcome, direct::LEASE_NS},
+    link::{
+        Outcome,
+        direct::{LEARN_AFTER_NS, LEASE_NS},
+    },
     packet::TcpFlags,
     testing::{FrameResult, Payload, TestPacket},
 };
@@ -22,6 +27,14 @@ impl Node {
     fn knowing_next_hops(protocol: Protocol, is_masqueraded: bool) -> Self {
         let mut node = Self::whole(protocol, is_masqueraded);
         node.hardware = [MAC_OF_NEXT, MAC_OF_NODE].concat().try_into().expect("12 bytes");
+        node
+    }
+
+    /// Returns a node that may hand packets to the peer of the pod's link.
+    fn with_peer(protocol: Protocol, is_masqueraded: bool) -> Self {
+        let mut node = Self::knowing_next_hops(protocol, is_masqueraded);
+        node.maps.config.peer_links.insert(POD);
+        node.watch(LEASE_NS);
         node
     }
 
@@ -45,6 +58,76 @@ fn remembered_routes_lead_packets_with_ethernet_addresses() {
         // `send` compares the whole frame.
         assert_eq!([(); 2].map(|()| node.exchange(PLAIN)), [[Way::Direct; 2]; 2], "{protocol}");
     }
+}
+
+/// A packet of a flow with two translations may need the program on the link where it leaves.
+#[test]
+fn packet_that_is_translated_once_goes_to_the_peer_of_the_link_if_that_may() {
+    for (protocol, is_masqueraded) in [(Tcp, false), (Tcp, true), (Udp, false), (Udp, true)] {
+        let mut node = Node::with_peer(protocol, is_masqueraded);
+        assert_eq!(node.exchange(TcpFlags::SYN_ALONE), [Way::Direct; 2], "the kernel tells the route");
+        let way = if is_masqueraded { Way::Peer } else { Way::Direct };
+        assert_eq!([(); 3].map(|()| node.exchange(PLAIN)), [[way, Way::Direct]; 3], "{protocol}");
+    }
+}
+
+#[test]
+fn packet_does_not_go_to_the_peer_with_a_mark_or_while_nobody_watches() {
+    let mut node = Node::with_peer(Udp, true);
+    assert_eq!(node.exchange(PLAIN), [Way::Direct; 2]);
+    let request = node.request(PLAIN);
+    let mark = node.maps.config.node.masquerade_mark;
+    let marked = InputFrame { mark, ..InputFrame::new(request.to_frame()) };
+    assert_eq!(node.send_frame(&request, marked), Way::Direct);
+    assert_eq!(node.send(&request), Way::Peer);
+    node.maps.config.direct_watch = DirectWatch::NONE;
+    node.pass(LEASE_NS);
+    assert_eq!([(); 2].map(|()| node.send(&request)), [Way::Direct; 2]);
+}
+
+proptest! {
+    /// While the programs know the route, a function of its own handles most segments.
+    #[test]
+    fn segments_leave_the_same_state_whether_the_route_is_known_or_not(
+        segments in vec((any::<bool>(), select(&SEGMENTS[..]), 0..3_u64), 1..16),
+    ) {
+        let state = |mut node: Node| {
+            let first = [(false, TcpFlags::SYN_ALONE, 0), (true, TcpFlags::SYN_ACK, 0)];
+            for &(is_reply, flags, milliseconds) in first.iter().chain(&segments) {
+                let packet = if is_reply { node.reply(flags) } else { node.request(flags) };
+                let link = if is_reply { POD } else { OUTSIDE };
+                node.came_in(InputFrame { link, ..InputFrame::new(packet.to_frame()) });
+                node.pass(milliseconds * MILLISECOND);
+            }
+            node.maps.state.into_inner()
+        };
+        let by_general_code = state(Node::whole(Tcp, true));
+        prop_assert_eq!(state(Node::knowing_next_hops(Tcp, true)), by_general_code);
+    }
+}
+
+/// The flags of segments after the first two.
+const SEGMENTS: [TcpFlags; 7] = [
+    PLAIN,
+    PLAIN,
+    TcpFlags::FIN_ACK,
+    TcpFlags::SYN_ACK,
+    TcpFlags::SYN_ALONE,
+    TcpFlags::RST_ALONE,
+    TcpFlags(0x13),
+];
+
+#[test]
+fn packet_that_the_node_learns_from_does_not_go_to_the_peer() {
+    let mut node = Node::with_peer(Tcp, true);
+    assert_eq!(node.exchange(TcpFlags::SYN_ALONE), [Way::Direct; 2]);
+    assert_eq!(node.exchange(PLAIN), [Way::Peer, Way::Direct]);
+    node.pass(2 * LEARN_AFTER_NS);
+    node.maps.random.set(0);
+    assert_eq!(node.exchange(PLAIN), [Way::Direct; 2], "it is learned from");
+    node.approve();
+    assert_eq!(node.exchange(PLAIN), [Way::Direct; 2], "it is written");
+    assert_eq!(node.exchange(PLAIN), [Way::Peer, Way::Direct], "it is learned");
 }
 
 /// So the kernel keeps its entry for the next hop current.

@@ -31,6 +31,7 @@ impl Node {
             link,
             next_hop: self.endpoint.ip().into(),
             hardware: self.hardware,
+            ..Route::NONE
         });
         self.run(Hook::Ingress, InputFrame { route, ..frame })
     }

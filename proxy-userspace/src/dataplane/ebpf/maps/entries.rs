@@ -30,6 +30,7 @@ pub(crate) struct EntryReader {
     node_addresses: Reader<Addr, u8>,
     local_links: Reader<u32, u8>,
     direct_links: Reader<u32, u8>,
+    peer_links: Reader<u32, u8>,
     xdp_links: Reader<u32, XdpLinkValue>,
     dsr_endpoints: Reader<DsrKey, Addr>,
     dsr_nodes: Reader<Addr, u8>,
@@ -52,6 +53,7 @@ impl EntryReader {
             node_addresses: object.reader("node_addresses")?,
             local_links: object.reader("local_links")?,
             direct_links: object.reader("direct_links")?,
+            peer_links: object.reader("peer_links")?,
             xdp_links: object.reader("xdp_links")?,
             dsr_endpoints: object.reader("dsr_endpoints")?,
             dsr_nodes: object.reader("dsr_nodes")?,
@@ -74,6 +76,7 @@ impl EntryReader {
         read(&mut self.node_addresses, "node_addresses", |key, _| v(MapEntry::NodeAddress(key)))?;
         read(&mut self.local_links, "local_links", |key, _| v(MapEntry::LocalLink(key)))?;
         read(&mut self.direct_links, "direct_links", |key, _| v(MapEntry::DirectLink(key)))?;
+        read(&mut self.peer_links, "peer_links", |key, _| v(MapEntry::PeerLink(key)))?;
         read(&mut self.xdp_links, "xdp_links", |key, value| v(MapEntry::XdpLink(key, value)))?;
         read(&mut self.dsr_endpoints, "dsr_endpoints", |key, node| v(MapEntry::DsrEndpoint(key, node)))?;
         read(&mut self.dsr_nodes, "dsr_nodes", |key, kind| v(MapEntry::DsrNode(key, kind)))?;

@@ -73,6 +73,7 @@ pub(crate) fn map_full(map: &'static str, sizes: &MapSizes) -> KernelError {
                 | "vlans"
                 | "masquerade_addresses"
                 | "direct_links"
+                | "peer_links"
                 | "xdp_links"
                 | "dsr_endpoints"
                 | "dsr_nodes"
@@ -107,6 +108,7 @@ pub(crate) struct Maps {
     exempt_sources: HashMap<MapData, Addr, u8>,
     masquerade_addresses: LpmTrie<MapData, MasqueradeSubnet, Addr>,
     direct_links: HashMap<MapData, u32, u8>,
+    peer_links: HashMap<MapData, u32, u8>,
     xdp_links: HashMap<MapData, u32, XdpLinkValue>,
     dsr_endpoints: HashMap<MapData, DsrKey, Addr>,
     dsr_nodes: HashMap<MapData, Addr, u8>,
@@ -174,6 +176,7 @@ impl Maps {
             exempt_sources: object.open_map("exempt_sources")?,
             masquerade_addresses: object.open_map("masquerade_addresses")?,
             direct_links: object.open_map("direct_links")?,
+            peer_links: object.open_map("peer_links")?,
             xdp_links: object.open_map("xdp_links")?,
             dsr_endpoints: object.open_map("dsr_endpoints")?,
             dsr_nodes: object.open_map("dsr_nodes")?,
@@ -206,6 +209,7 @@ impl Maps {
             MapEntry::LocalSource(source) => self.local_sources.insert(&source.key(), IN_SET, 0),
             MapEntry::LocalLink(index) => self.local_links.insert(index, IN_SET, 0),
             MapEntry::DirectLink(index) => self.direct_links.insert(index, IN_SET, 0),
+            MapEntry::PeerLink(index) => self.peer_links.insert(index, IN_SET, 0),
             MapEntry::XdpLink(index, value) => self.xdp_links.insert(index, value, 0),
             MapEntry::DsrEndpoint(key, node) => self.dsr_endpoints.insert(key, node, 0),
             MapEntry::DsrNode(address, kind) => self.dsr_nodes.insert(address, kind, 0),
@@ -264,6 +268,7 @@ impl Maps {
             MapEntry::LocalSource(source) => self.local_sources.remove(&source.key()),
             MapEntry::LocalLink(index) => self.local_links.remove(index),
             MapEntry::DirectLink(index) => self.direct_links.remove(index),
+            MapEntry::PeerLink(index) => self.peer_links.remove(index),
             MapEntry::XdpLink(index, _) => self.xdp_links.remove(index),
             MapEntry::DsrEndpoint(key, _) => self.dsr_endpoints.remove(key),
             MapEntry::DsrNode(address, _) => self.dsr_nodes.remove(address),

@@ -105,6 +105,7 @@ impl Planner<'_> {
     pub(super) fn direct_path(&mut self) {
         let (node, state) = (self.node, self.state);
         self.difference(&state.direct_links, &node.direct_links, MapEntry::DirectLink);
+        self.difference(&state.peer_links, &node.peer_links, MapEntry::PeerLink);
         let epoch = state.direct.epoch;
         if let Some(fields) = DirectFields::of(&node.link_path, epoch) {
             self.direct_begins = !epoch.is_on() || state.direct != fields;
@@ -115,13 +116,15 @@ impl Planner<'_> {
     }
 
     /// Returns the step that begins a new epoch of the direct path after the programs are on links
-    /// and entries are removed: datagrams must not reach an endpoint that is gone, or come in on a
-    /// link that others watch.
+    /// and entries are removed: datagrams must not reach an endpoint that is gone, come in on a link
+    /// that others watch, or pass by a qdisc.
     pub(super) fn next_epoch(&self) -> Option<Step> {
         let epoch = self.state.direct.epoch;
         let fields = DirectFields::of(&self.node.link_path, epoch.next_on())?;
-        let ends_flows =
-            |step: &Step| matches!(step, Step::Remove(MapEntry::Member(_) | MapEntry::DirectLink(_)));
+        let ends_flows = |step: &Step| {
+            use MapEntry::{DirectLink, Member, PeerLink};
+            matches!(step, Step::Remove(Member(_) | DirectLink(_) | PeerLink(_)))
+        };
         let ends = epoch.is_on() && self.phases.removals.iter().any(ends_flows);
         (self.direct_begins || ends).then_some(Step::SetDirect(fields))
     }

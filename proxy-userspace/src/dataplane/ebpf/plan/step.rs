@@ -42,6 +42,8 @@ pub enum MapEntry {
     LocalLink(u32),
     /// Flows that come in on the link with this index may take the direct path.
     DirectLink(u32),
+    /// Packets that leave on the link with this index may be handed to its peer.
+    PeerLink(u32),
     /// The XDP program forwards packets on the link with this index.
     XdpLink(u32, XdpLinkValue),
     /// The node at this address takes packets of the tunnel for an endpoint.
@@ -75,6 +77,7 @@ impl MapEntry {
             Self::LocalSource(_) => "local_sources",
             Self::LocalLink(_) => "local_links",
             Self::DirectLink(_) => "direct_links",
+            Self::PeerLink(_) => "peer_links",
             Self::XdpLink(..) => "xdp_links",
             Self::DsrEndpoint(..) => "dsr_endpoints",
             Self::DsrNode(..) => "dsr_nodes",
@@ -98,6 +101,7 @@ impl MapEntry {
             | Self::LocalSource(_)
             | Self::LocalLink(_)
             | Self::DirectLink(_)
+            | Self::PeerLink(_)
             | Self::XdpLink(..)
             | Self::DsrNode(..)
             | Self::BridgePort(..)

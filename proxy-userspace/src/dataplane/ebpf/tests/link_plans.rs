@@ -145,7 +145,9 @@ proptest! {
                     let attaches = later.iter().any(|step| matches!(step, Step::AttachLink(..)));
                     prop_assert!(!next.is_on() || !attaches && state.new_flows == NewFlows::Translate as u16);
                 }
-                Step::Remove(MapEntry::Member(_) | MapEntry::DirectLink(_)) if epoch.is_on() => {
+                Step::Remove(MapEntry::Member(_) | MapEntry::DirectLink(_) | MapEntry::PeerLink(_))
+                    if epoch.is_on() =>
+                {
                     prop_assert!(later.iter().any(|step| matches!(step, Step::SetDirect(_))), "{later:?}");
                 }
                 Step::LeaveLink(_) | Step::HandFlowsToConntrack => prop_assert!(!epoch.is_on()),
@@ -162,6 +164,7 @@ proptest! {
             _ => prop_assert!(!state.direct.epoch.is_on()),
         }
         prop_assert_eq!(state.direct_links, after.node.direct_links);
+        prop_assert_eq!(state.peer_links, after.node.peer_links);
     }
 
     #[test]

@@ -5,14 +5,17 @@
 //! Such a packet cannot go through the stack, which drops what comes in with an address of the node
 //! as its source. If one must, [`split`] makes the flow one with two translations.
 
+mod segment;
+
+pub(in super::super) use self::segment::forward_segment;
 use super::{
-    super::{Notes, Outcome, finish_flow_packet, ip_length, masquerade, original::ClientPacket},
+    super::{Outcome, finish_flow_packet, ip_length, masquerade, original::ClientPacket},
     hop::{Hop, rewrite_hop},
     route::{find_link, find_way},
     whole::is_whole,
 };
 use crate::{
-    AddrV4, Protocol,
+    Protocol,
     checksum::Difference,
     flow::TwiceNat,
     layout::{Direction, Endpoint, Flow, FlowKey, ServiceEvent, flow_state},
@@ -111,7 +114,7 @@ fn send<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, key: &FlowK
     let Some(way) = find_way(frame, tables, packet, [&key.source, &flow.destination], &mut route) else {
         return Outcome::Proceed;
     };
-    way.redirect(frame, &route);
+    way.redirect_translated(frame, &route);
     // If the way is `Asked`, the kernel overwrites the Ethernet addresses.
     let rewritten = match packet.version {
         IpVersion::V4 => rewrite_v4(frame, &route.hardware, flow),
@@ -119,12 +122,9 @@ fn send<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, key: &FlowK
     };
     let bytes = ip_length(frame, packet.header());
     let is_to_endpoint = key.direction == Direction::Original as u8;
-    let event = if is_to_endpoint { ServiceEvent::ToEndpoint(bytes) } else { ServiceEvent::ToClient(bytes) };
+    let event = ServiceEvent::of_packet(is_to_endpoint, bytes);
     match finish_flow_packet(frame, tables, (key, flow), event, rewritten) {
-        Outcome::Proceed => {
-            Notes::leave(frame, Notes::FORWARDED);
-            Outcome::Redirect
-        }
+        Outcome::Proceed => Outcome::Redirect,
         outcome => outcome,
     }
 }
@@ -133,11 +133,7 @@ fn send<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, key: &FlowK
 /// a way for no other packet of IPv4. A function call of its own saves stack.
 #[inline(never)]
 fn rewrite_v4<F: Frame>(frame: &F, hardware: &[u8; 12], flow: &Flow) -> Option<()> {
-    let Flow { source, destination, .. } = flow;
-    let ends = PlainEnds {
-        addresses: [AddrV4::last_of(&source.addr), AddrV4::last_of(&destination.addr)],
-        ports: [source.port, destination.port],
-    };
+    let ends = PlainEnds::of(flow);
     let packet = PlainPacket::read_again(frame)?;
     rewrite::plain(frame, &packet, hardware, &ends, packet.differences(&ends))
 }
