@@ -193,9 +193,10 @@ fn leave(
     Outcome::Redirect
 }
 
-/// Sends out a packet that is wholly translated. With `to_peer`, it comes in at the other end of the
-/// link at once, in the network namespace of the pod, and the program where packets leave does not
-/// see it. So a packet to learn from does not go there, nor one with a mark, which would stay.
+/// Sends out a packet that is wholly translated. With `to_peer`, it comes in at the other end of
+/// the link at once, in the network namespace of the pod. The program where packets leave does not
+/// see it. So a packet to learn from leaves on the link. So does one with a mark: in the pod, the
+/// packet would keep it.
 #[inline(always)]
 fn leave_on(frame: &impl Frame, link: u32, to_peer: bool) {
     if to_peer && frame.note() & Notes::LEARN == 0 && frame.mark() == 0 {
@@ -289,12 +290,12 @@ fn is_watched(tables: &impl Tables, node: &NodeValue, until_ns: u64, now_ns: u64
         && now_ns.wrapping_sub(written_ns) < node.direct_lease_ns
 }
 
-/// For so long after a change, flows are not handed to peers. Userspace may have to find out that a
-/// qdisc, filter or rule has come that would see packets on the link.
+/// Flows are not handed to peers for this time after a change. It may be a new qdisc, filter or
+/// rule that would see packets on the link, and userspace needs time to find out.
 const UNSETTLED_NS: u64 = 3_000_000_000;
 
-/// Returns true if packets that leave on a link may be handed to its peer. Not while userspace does
-/// not watch: nobody would notice a change.
+/// Returns true if packets that leave on a link may be handed to its peer. While userspace does not
+/// watch, this is false: nobody would notice a change.
 #[inline(always)]
 fn may_hand_to_peer(tables: &impl Tables, link: u32) -> bool {
     let now_ns = tables.now_ns();

@@ -13,8 +13,8 @@ use crate::{
     tables::Tables,
 };
 
-/// Translates a plain segment of a known connection with twice NAT, and sends it on. Returns `None`
-/// for all other packets, whose bytes are unchanged then. They go on to the general code.
+/// Translates a plain segment of a known connection with twice NAT, and sends it on. For all other
+/// packets, returns `None` and does not change their bytes. They go on to the general code.
 #[inline(never)]
 pub(in super::super::super) fn forward_segment<F: Frame, T: Tables>(
     frame: &F,
@@ -59,9 +59,9 @@ const fn direction_of(node: &NodeValue, packet: &PlainPacket) -> Direction {
     if node.is_masquerade_port(port) { Direction::MasqueradeReply } else { Direction::Original }
 }
 
-/// Returns true for a flow with twice NAT whose segments are translated and otherwise change no
-/// more than [`flow::touch`] and [`flow::assure`] do. Not for a flow that something else translates
-/// or that is held, and not if a segment removes bits of the state.
+/// Returns true for a flow with twice NAT if [`flow::touch`] and [`flow::assure`] do all that a
+/// segment changes. This is false if something else translates the flow, if it is held, or if the
+/// next segment removes bits of its state.
 #[inline(always)]
 const fn has_simple_state(flow: &Flow) -> bool {
     const WANTED: u32 = flow_state::WHOLE | flow_state::TWICE_NAT;
@@ -76,7 +76,7 @@ const fn observed_by(is_reply: bool, tcp: TcpFlags) -> u32 {
     flow::observed_state(if is_reply { Direction::Reply } else { Direction::Original }, tcp)
 }
 
-/// Returns true if the endpoint has answered, but nothing has shown that the client got the answer.
+/// Returns true if the endpoint has answered, and the client has not shown that it got the answer.
 #[inline(always)]
 const fn is_only_answered(flow: &Flow) -> bool {
     flow.state & (flow_state::REPLIED | flow_state::ASSURED) == flow_state::REPLIED

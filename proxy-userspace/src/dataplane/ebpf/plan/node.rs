@@ -116,8 +116,8 @@ impl Planner<'_> {
     }
 
     /// Returns the step that begins a new epoch of the direct path after the programs are on links
-    /// and entries are removed: datagrams must not reach an endpoint that is gone, come in on a link
-    /// that others watch, or pass by a qdisc.
+    /// and entries are removed. Datagrams must not reach an endpoint that is gone, come in on a
+    /// link that others watch, or pass by a qdisc.
     pub(super) fn next_epoch(&self) -> Option<Step> {
         let epoch = self.state.direct.epoch;
         let fields = DirectFields::of(&self.node.link_path, epoch.next_on())?;
