@@ -388,6 +388,17 @@ pub fn touch(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, no
     }
 }
 
+/// Does the same after [`Tables::observed_flow`], which has updated the entry of `key` itself. The
+/// packet removes no bit. `flow` is as it was before.
+#[inline(always)]
+pub fn touch_observed(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
+    if flow.needs_touch(now_ns) {
+        update_entries(tables, key, flow, observed, now_ns);
+    } else if observed & !flow.state != 0 {
+        update_opposite(tables, key, flow, observed, now_ns);
+    }
+}
+
 /// Notes that the client sent a SYN on an answered connection: the first one that is not answered,
 /// and the first one that comes [`CHALLENGED_AGAIN_NS`] later. The time of the flow is then the
 /// time of this SYN.
@@ -440,6 +451,18 @@ pub fn keep_opposite<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow) {
 #[inline(never)]
 fn update_entries<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
     tables.touch_flow(key, flow, observed, now_ns);
+    write_opposite(tables, key, flow, observed, now_ns);
+}
+
+/// A function call of its own, because few packets need it.
+#[inline(never)]
+fn update_opposite<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
+    write_opposite(tables, key, flow, observed, now_ns);
+}
+
+/// Updates the entry of the opposite direction, if the flow has one.
+#[inline(always)]
+fn write_opposite(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
     if flow.state & (state::PASS | state::DSR) != 0 {
         return;
     }

@@ -84,6 +84,17 @@ pub trait Tables {
     /// Looks up the reply direction of a flow, and notes the acknowledgement number of a segment
     /// with these flags.
     fn answered_flow(&self, key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow>;
+    /// Does the same, and sets the bits that `observe` returns for the state of the entry. If one
+    /// is new, sets the time too. `flow` becomes the entry as it was before that. Returns true if
+    /// there is one.
+    fn observed_flow(
+        &self,
+        key: &FlowKey,
+        answer: (TcpFlags, u32),
+        now_ns: u64,
+        observe: impl FnOnce(u32) -> u32,
+        flow: &mut Flow,
+    ) -> bool;
     /// Inserts or replaces one direction of a flow. Returns true if that succeeded.
     fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool;
     /// Inserts one direction of a flow that is not assured, unless either map has an entry. Returns
@@ -108,6 +119,9 @@ pub trait Tables {
     fn is_direct_link(&self, link: u32) -> bool;
     /// Returns true if translated packets that leave on a link may be handed to its peer.
     fn is_peer_link(&self, link: u32) -> bool;
+    /// Returns false if there hardly is an entry of the direct path with this key. If there is
+    /// one, a packet that is learned from brings it back.
+    fn may_have_direct_flow(&self, key: &DirectKeyV4) -> bool;
     /// Returns what userspace knows of changes that end the direct path.
     fn direct_watch(&self) -> Option<DirectWatch>;
     /// Looks up the route of a packet of a whole flow that comes in on a link. Returns false if

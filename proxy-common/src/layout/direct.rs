@@ -1,7 +1,7 @@
 //! The keys and values of the maps of the direct path.
 
 use super::Endpoint;
-use crate::{Addr, AddrV4};
+use crate::{Addr, AddrV4, hash};
 
 map_type! {
     /// Key of `direct_flows_v6`: the packets of one direction of a flow as they come in on a link.
@@ -133,6 +133,37 @@ impl DirectKey {
             proto,
             zero,
         })
+    }
+}
+
+/// Where `direct_hints` has a flow of IPv4, and what it has there once an entry of the flow was
+/// written. The flow that was written last has the place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectHint {
+    /// The place.
+    pub place: u32,
+    /// The value. It is not 0.
+    pub tag: u32,
+}
+
+impl DirectHint {
+    /// The number of places. A power of two.
+    pub const PLACES: usize = 1 << 14;
+
+    /// Returns the hint of packets with this key.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "the highest bits are few, and the tag is a part")]
+    pub const fn of(key: &DirectKeyV4) -> Self {
+        let DirectKeyV4 { source, destination, source_port, destination_port, proto, .. } = *key;
+        let [source, destination] =
+            [u32::from_ne_bytes(source.octets), u32::from_ne_bytes(destination.octets)];
+        let ports = (source_port as u32) << 16 | destination_port as u32;
+        let hash = hash::of_words([source ^ proto as u32, destination], ports);
+        // The low bits are mixed least.
+        Self {
+            place: (hash >> (u64::BITS - Self::PLACES.trailing_zeros())) as u32,
+            tag: (hash >> 16) as u32 | 1,
+        }
     }
 }
 

@@ -73,6 +73,8 @@ macro_rules! for_each_map {
             DIRECT_FLOWS_V4 "direct_flows_v4" LruHashMap<DirectKeyV4, DirectFlowV4> Cache
                 size direct_flows = 32768 "directFlows"; // Directions of flows on the direct path.
             DIRECT_FLOWS_V6 "direct_flows_v6" LruHashMap<DirectKey, DirectFlow> Cache size direct_flows;
+            DIRECT_HINTS "direct_hints" Array<u32, u32> Cache
+                fixed $crate::layout::DirectHint::PLACES; // Which entries IPv4 may have.
             DIRECT_REQUESTS "direct_requests" RingBuf<u32, DirectKey> Cache
                 fixed 65536; // Room for a thousand requests to approve connections.
             ROUTES "routes" PerCpuArray<u32, KnownRoute> Cache

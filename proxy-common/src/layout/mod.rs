@@ -9,7 +9,7 @@ use crate::{Addr, Protocol};
 
 /// The version of the layout. Every change of a key or value raises it. A process that finds pinned
 /// maps of another version builds its own maps next to them.
-pub const LAYOUT_VERSION: u32 = 23;
+pub const LAYOUT_VERSION: u32 = 24;
 
 /// The identifier of the virtual network (VNI) of the tunnel to other nodes.
 pub const TUNNEL_NETWORK: u32 = 0x7368;

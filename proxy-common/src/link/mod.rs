@@ -55,10 +55,15 @@ pub fn ingress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: 
         if let Some(outcome) = plain::ingress(frame, tables) {
             return outcome;
         }
-        if direct::is_whole(tables)
-            && let Some(outcome) = direct::twice::forward_segment(frame, tables)
-        {
-            return outcome;
+        if direct::is_whole(tables) {
+            if let Some(outcome) = direct::forward_segment(frame, tables) {
+                return outcome;
+            }
+            if tables.has_tunnel()
+                && let Some(outcome) = dsr::receive_segment(frame, tables)
+            {
+                return outcome;
+            }
         }
     }
     let mut packet = Packet::at(header, version);

@@ -1,7 +1,7 @@
 //! Plain packets. Most of them are of no Service, or of a flow on the direct path. A few fields of
 //! a packet are enough to find out.
 
-use super::{Outcome, direct, dsr};
+use super::{Outcome, direct};
 use crate::{
     packet::{Frame, PlainPacket},
     prefilter::PrefilterItem,
@@ -14,7 +14,7 @@ use crate::{
 #[inline(never)]
 pub(super) fn ingress<F: Frame, T: Tables>(frame: &F, tables: &T) -> Option<Outcome> {
     let packet = PlainPacket::read(frame)?;
-    if is_injected(tables, &packet) {
+    if may_be_of_tunnel(tables, &packet) {
         return None;
     }
     if !may_be_of_service(tables, &packet) {
@@ -24,14 +24,12 @@ pub(super) fn ingress<F: Frame, T: Tables>(frame: &F, tables: &T) -> Option<Outc
     if node.is_direct() { direct::forward_plain(frame, tables, &node, &packet) } else { None }
 }
 
-/// Returns true for a packet that the general code drops ([`dsr::is_injected`]).
+/// Returns true for a packet to the port of the tunnel. It may be for this node, or for another
+/// one and dropped ([`dsr::is_injected`](super::dsr)).
 #[inline(always)]
-fn is_injected(tables: &impl Tables, packet: &PlainPacket) -> bool {
+fn may_be_of_tunnel(tables: &impl Tables, packet: &PlainPacket) -> bool {
     let [_, to] = packet.ports();
-    tables.has_tunnel()
-        && !packet.is_tcp()
-        && to == tables.tunnel_port()
-        && dsr::enters_tunnel(tables, &packet.source(), &packet.destination())
+    tables.has_tunnel() && !packet.is_tcp() && to == tables.tunnel_port()
 }
 
 /// Returns true if a packet that comes in may be for a VIP or from an endpoint.

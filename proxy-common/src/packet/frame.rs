@@ -74,6 +74,14 @@ pub trait Frame {
     /// Inserts bytes of any content between the Ethernet header, if there is one, and the IP
     /// header. Returns `None` if the kernel has no memory.
     fn insert(&self, bytes: u32) -> Option<()>;
+    /// Inserts bytes of any content in the same place, as headers of IPv4 and UDP that carry the
+    /// packet through a tunnel. If the kernel cuts the packet into segments, each gets them.
+    /// Returns `None` if the kernel has no memory.
+    fn insert_tunnel_headers(&self, bytes: u32) -> Option<()>;
+    /// Removes so many bytes after the Ethernet header: the headers of a tunnel, before the packet
+    /// that they carried. Not for packets that the kernel put together or will cut
+    /// ([`Self::segment_size`]). Returns `None` if the kernel has no memory.
+    fn remove_tunnel_headers(&self, bytes: u32) -> Option<()>;
     /// Makes the packet leave on another link with the Ethernet addresses that the kernel has for
     /// the route, if the program returns [`Outcome::Redirect`](crate::link::Outcome). The kernel
     /// asks for the address of the next hop if it does not know it. A frame without an Ethernet

@@ -3,6 +3,7 @@
 mod frame;
 mod plain;
 mod tcp;
+mod tunnel;
 
 use crate::{Addr, Protocol, layout::Endpoint, protocol::ChecksumField};
 
@@ -10,6 +11,7 @@ pub use self::{
     frame::{ChecksumCoverage, Frame, Route, RoutedPacket},
     plain::{FrameStart, PlainEnds, PlainPacket, Segment},
     tcp::TcpFlags,
+    tunnel::{InnerSegment, TUNNEL_HEADERS_V4, TunnelStart},
 };
 
 /// The version of IP.

@@ -13,13 +13,13 @@ use crate::{
 };
 
 /// The bytes of an IPv4 header without options.
-const IPV4_HEADER: u32 = 20;
+pub(super) const IPV4_HEADER: u32 = 20;
 /// The offset of the TCP or UDP header of a plain packet.
-const PAYLOAD: u32 = ETHERNET_HEADER + IPV4_HEADER;
+pub(super) const PAYLOAD: u32 = ETHERNET_HEADER + IPV4_HEADER;
 /// The offset in a UDP header of its length, which the checksum follows.
-const UDP_LENGTH: u32 = 4;
+pub(super) const UDP_LENGTH: u32 = 4;
 /// The bytes of a UDP header.
-const UDP_HEADER: u32 = 8;
+pub(super) const UDP_HEADER: u32 = 8;
 
 /// The IPv4 header and the ports of a plain packet, as little-endian words.
 #[derive(Clone, Copy)]
@@ -94,7 +94,14 @@ impl PlainPacket {
     /// or truncated.
     #[inline(always)]
     pub fn read(frame: &impl Frame) -> Option<Self> {
-        let packet = Self::read_again(frame)?;
+        Self::read_at(frame, ETHERNET_HEADER)
+    }
+
+    /// Does the same with a packet whose IPv4 header has this offset: that within a packet of the
+    /// tunnel, too.
+    #[inline(always)]
+    pub(super) fn read_at(frame: &impl Frame, header: u32) -> Option<Self> {
+        let packet = Self::load(frame, header)?;
         let [first, ..] = packet.bytes(0);
         let [_, _, fragment, offset] = packet.bytes(1);
         let is_fragment = u16::from_be_bytes([fragment, offset]) & 0x3fff != 0;
@@ -106,11 +113,16 @@ impl PlainPacket {
     /// cannot read them.
     #[inline(always)]
     pub fn read_again(frame: &impl Frame) -> Option<Self> {
-        Some(Self(frame.load_words(ETHERNET_HEADER)?.map(u32::from_le_bytes)))
+        Self::load(frame, ETHERNET_HEADER)
     }
 
     #[inline(always)]
-    const fn bytes(&self, word: usize) -> [u8; 4] {
+    fn load(frame: &impl Frame, header: u32) -> Option<Self> {
+        Some(Self(frame.load_words(header)?.map(u32::from_le_bytes)))
+    }
+
+    #[inline(always)]
+    pub(super) const fn bytes(&self, word: usize) -> [u8; 4] {
         self.0[word].to_le_bytes()
     }
 
@@ -192,13 +204,19 @@ impl PlainPacket {
     /// there may be no checksum to rewrite. The general code reads a TCP header of 18 bytes too.
     #[inline(always)]
     pub fn segment(&self, frame: &impl Frame) -> Option<Segment> {
+        self.segment_at(frame, PAYLOAD)
+    }
+
+    /// Does the same with a header at this offset.
+    #[inline(always)]
+    pub(super) fn segment_at(&self, frame: &impl Frame, payload: u32) -> Option<Segment> {
         if !self.is_tcp() {
-            let [[_, _, a, b]] = frame.load_words(PAYLOAD + UDP_LENGTH)?;
+            let [[_, _, a, b]] = frame.load_words(payload + UDP_LENGTH)?;
             let flags = TcpFlags(0);
             return Some(Segment { flags, acknowledged: 0, checksum: [a, b], header: UDP_HEADER });
         }
         let [acknowledged, [words, flags, ..], [a, b, ..]] =
-            frame.load_words(PAYLOAD + TCP_ACKNOWLEDGEMENT)?;
+            frame.load_words(payload + TCP_ACKNOWLEDGEMENT)?;
         Some(Segment {
             flags: TcpFlags(flags),
             acknowledged: u32::from_be_bytes(acknowledged),
@@ -220,14 +238,25 @@ impl PlainPacket {
         if size == 0 { self.length().into() } else { IPV4_HEADER + segment.header + size }
     }
 
+    /// Does the same for a packet whose TCP or UDP header was read before. Returns more than any
+    /// route permits if the kernel cannot read it.
+    #[inline(always)]
+    pub fn longest_segment(&self, frame: &impl Frame) -> u32 {
+        if frame.segment_size() == 0 {
+            return self.length().into();
+        }
+        self.segment(frame).map_or(u32::MAX, |segment| self.longest(frame, &segment))
+    }
+
     /// Returns the bytes of the TCP or UDP header and its payload, as the IPv4 header names them.
     #[inline(always)]
     pub fn payload_length(&self) -> u32 {
         u32::from(self.length()).wrapping_sub(IPV4_HEADER)
     }
 
+    /// Returns the bytes of the packet, as the IPv4 header names them.
     #[inline(always)]
-    const fn length(&self) -> u16 {
+    pub const fn length(&self) -> u16 {
         let [_, _, a, b] = self.bytes(0);
         u16::from_be_bytes([a, b])
     }

@@ -272,6 +272,21 @@ impl<const TUNNELED: bool> Frame for MemoryFrame<TUNNELED> {
         Some(())
     }
 
+    fn insert_tunnel_headers(&self, bytes: u32) -> Option<()> {
+        // Nobody looks at the sum of the hardware when the packet leaves.
+        self.is_cut.set(true);
+        self.insert(bytes)
+    }
+
+    fn remove_tunnel_headers(&self, bytes: u32) -> Option<()> {
+        let at = ETHERNET_HEADER as usize;
+        let before = sum(&self.octets.borrow());
+        self.octets.borrow_mut().drain(at..at + bytes as usize);
+        let removed = (before - sum(&self.octets.borrow())) % 0xffff;
+        self.hardware_sum.set(self.hardware_sum.get() + 0xffff - removed);
+        Some(())
+    }
+
     fn redirect_to(&self, route: &Route) {
         self.redirected_to.set(route.link);
         self.is_headed_by_kernel.set(true);

@@ -11,10 +11,10 @@ use crate::{
     Addr,
     flow::PortUse,
     layout::{
-        AffinityKey, AffinityValue, Counter, DirectFlow, DirectFlowV4, DirectKey, DirectKeyV4, DirectPath,
-        DirectWatch, DsrKey, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue, KnownRoute,
-        MaglevKey, MemberKey, NodeValue, ProgramError, ServiceCounts, ServiceEvent, ServiceKey, ServiceValue,
-        SocketScope, XdpLinkValue, flow_state,
+        AffinityKey, AffinityValue, Counter, DirectFlow, DirectFlowV4, DirectHint, DirectKey, DirectKeyV4,
+        DirectPath, DirectWatch, DsrKey, Endpoint, EndpointKey, Flow, FlowKey, FragmentKey, FragmentValue,
+        KnownRoute, MaglevKey, MemberKey, NodeValue, ProgramError, ServiceCounts, ServiceEvent, ServiceKey,
+        ServiceValue, SocketScope, XdpLinkValue, flow_state,
     },
     link::{self, Outcome, direct::DirectProgress},
     packet::{Frame as _, Route, RoutedPacket, TcpFlags},
@@ -39,6 +39,8 @@ pub struct MemoryMaps {
     pub random_of: fn(u32) -> u32,
     /// The routes that a CPU remembers, by their places.
     pub routes: RefCell<BTreeMap<u32, KnownRoute>>,
+    /// `direct_hints`.
+    pub direct_hints: RefCell<BTreeMap<u32, u32>>,
     /// What the programs asked userspace.
     pub direct_requests: RefCell<Vec<DirectKey>>,
     /// What another CPU does when the next random number is used. It runs once.
@@ -58,6 +60,7 @@ impl Default for MemoryMaps {
             random_step: 0x9e37_79b9,
             random_of: |number| number,
             routes: RefCell::default(),
+            direct_hints: RefCell::default(),
             direct_requests: RefCell::default(),
             on_random: Cell::new(None),
         }
@@ -231,6 +234,25 @@ impl Tables for MemoryMaps {
         Some(*flow)
     }
 
+    fn observed_flow(
+        &self,
+        key: &FlowKey,
+        (tcp, acknowledged): (TcpFlags, u32),
+        now_ns: u64,
+        observe: impl FnOnce(u32) -> u32,
+        flow: &mut Flow,
+    ) -> bool {
+        let Some(before) = self.answered_flow(key, tcp, acknowledged) else { return false };
+        *flow = before;
+        let after = before.state | observe(before.state);
+        if after != before.state
+            && let Some(entry) = self.state.borrow_mut().flow_mut(key)
+        {
+            (entry.state, entry.used_ns) = (after, now_ns);
+        }
+        true
+    }
+
     fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
         self.state.borrow_mut().flows_with(flow).insert(*key, *flow);
         true
@@ -284,6 +306,11 @@ impl Tables for MemoryMaps {
         self.config.peer_links.contains(&link)
     }
 
+    fn may_have_direct_flow(&self, key: &DirectKeyV4) -> bool {
+        let DirectHint { place, tag } = DirectHint::of(key);
+        self.direct_hints.borrow().get(&place) == Some(&tag)
+    }
+
     fn direct_watch(&self) -> Option<DirectWatch> {
         Some(self.config.direct_watch)
     }
@@ -330,6 +357,10 @@ impl Tables for MemoryMaps {
     }
 
     fn put_direct_flow(&self, key: &DirectKey, source: &Addr, destination: &Addr, path: &DirectPath) {
+        if let Some(key) = key.v4() {
+            let DirectHint { place, tag } = DirectHint::of(&key);
+            self.direct_hints.borrow_mut().insert(place, tag);
+        }
         let flow = DirectFlow { source: *source, destination: *destination, path: *path };
         self.state.borrow_mut().direct_flows.insert(*key, flow);
     }

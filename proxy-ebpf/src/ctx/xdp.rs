@@ -199,6 +199,16 @@ impl Frame for Xdp {
     }
 
     #[inline(always)]
+    fn insert_tunnel_headers(&self, _: u32) -> Option<()> {
+        None
+    }
+
+    #[inline(always)]
+    fn remove_tunnel_headers(&self, _: u32) -> Option<()> {
+        None
+    }
+
+    #[inline(always)]
     fn redirect_to(&self, route: &Route) {
         self.redirect(route.link);
     }

@@ -4,12 +4,12 @@
 use aya_ebpf::btf_maps::LruHashMap;
 use proxy_common::{
     Addr, AddrV4,
-    layout::{DirectFlow, DirectFlowV4, DirectKey, DirectPath},
+    layout::{DirectFlow, DirectFlowV4, DirectHint, DirectKey, DirectKeyV4, DirectPath},
     link::direct::DirectProgress,
     packet::TcpFlags,
 };
 
-use super::{DIRECT_FLOWS_V4, DIRECT_FLOWS_V6, PLACEHOLDER};
+use super::{DIRECT_FLOWS_V4, DIRECT_FLOWS_V6, DIRECT_HINTS, PLACEHOLDER};
 
 /// A value of one of the maps.
 pub(super) trait Value: Copy {
@@ -104,7 +104,23 @@ fn put_v4(key: &DirectKey, source: &Addr, destination: &Addr, path: &DirectPath)
     let [source, destination] = [source, destination].map(AddrV4::last_of);
     if let Some(key) = key.v4() {
         put(&DIRECT_FLOWS_V4, &key, &DirectFlowV4 { source, destination, path: *path });
+        leave_hint(DirectHint::of(&key));
     }
+}
+
+#[inline(always)]
+fn leave_hint(DirectHint { place, tag }: DirectHint) {
+    if let Some(hint) = DIRECT_HINTS.get_ptr_mut(place) {
+        // SAFETY: the map keeps its entries. If two CPUs write at once, one of the flows has no
+        // hint.
+        unsafe { hint.write_volatile(tag) };
+    }
+}
+
+#[inline(always)]
+pub fn may_have_direct_flow(key: &DirectKeyV4) -> bool {
+    let DirectHint { place, tag } = DirectHint::of(key);
+    DIRECT_HINTS.get(place).is_some_and(|hint| *hint == tag)
 }
 
 /// A function call of its own saves stack.

@@ -27,15 +27,44 @@ pub fn port_use(key: &FlowKey) -> Option<PortUse> {
 
 #[inline(always)]
 pub fn answered_flow(key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow> {
-    let flow = FLOWS.get_ptr_mut(key).or_else(|| UNASSURED_FLOWS.get_ptr_mut(key))?;
+    let entry = answered_entry(key, tcp, acknowledged)?;
+    // SAFETY: the pointer is valid until the program ends.
+    Some(unsafe { *entry })
+}
+
+#[inline(always)]
+fn answered_entry(key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<*mut Flow> {
+    let entry = FLOWS.get_ptr_mut(key).or_else(|| UNASSURED_FLOWS.get_ptr_mut(key))?;
     // SAFETY: the pointer is valid until the program ends. If the kernel gave the element to
     // another flow meanwhile, a reset of that flow's client may be taken for a forged one.
     unsafe {
-        if tcp.has_ack() && (*flow).acknowledged != acknowledged {
-            (*flow).acknowledged = acknowledged;
+        if tcp.has_ack() && (*entry).acknowledged != acknowledged {
+            (*entry).acknowledged = acknowledged;
         }
-        Some(*flow)
     }
+    Some(entry)
+}
+
+#[inline(always)]
+pub fn observed_flow(
+    key: &FlowKey,
+    (tcp, acknowledged): (TcpFlags, u32),
+    now_ns: u64,
+    observe: impl FnOnce(u32) -> u32,
+    flow: &mut Flow,
+) -> bool {
+    let Some(entry) = answered_entry(key, tcp, acknowledged) else { return false };
+    // SAFETY: as in `touch_flow`.
+    unsafe {
+        *flow = *entry;
+        let observed = observe(flow.state);
+        let is_new = observed & !flow.state != 0;
+        if is_new && (*entry).source == flow.source && (*entry).destination == flow.destination {
+            (*entry).state |= observed;
+            (*entry).used_ns = now_ns;
+        }
+    }
+    true
 }
 
 #[inline(always)]

@@ -288,6 +288,18 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
+    fn observed_flow(
+        &self,
+        key: &FlowKey,
+        answer: (TcpFlags, u32),
+        now_ns: u64,
+        observe: impl FnOnce(u32) -> u32,
+        flow: &mut Flow,
+    ) -> bool {
+        flows::observed_flow(key, answer, now_ns, observe, flow)
+    }
+
+    #[inline(always)]
     fn put_flow(&self, key: &FlowKey, flow: &Flow) -> bool {
         self.check_write(flows_with(flow).insert(key, flow, 0), ProgramError::Flows)
     }
@@ -340,6 +352,11 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     #[inline(always)]
     fn is_peer_link(&self, link: u32) -> bool {
         PEER_LINKS.get_ptr(&link).is_some()
+    }
+
+    #[inline(always)]
+    fn may_have_direct_flow(&self, key: &DirectKeyV4) -> bool {
+        direct::may_have_direct_flow(key)
     }
 
     #[inline(always)]

@@ -16,6 +16,7 @@ mod hop;
 mod learn;
 mod plain;
 mod route;
+mod segment;
 pub(super) mod twice;
 mod whole;
 
@@ -25,6 +26,8 @@ use self::hop::rewrite_learned;
 pub(super) use self::{
     learn::learn,
     plain::forward_plain,
+    route::{Way, way_by},
+    segment::{forward_segment, observe},
     whole::{is_reply, is_whole, leave_by, send_on, state},
 };
 use super::{Notes, Outcome, comes_from_endpoint, goes_to_vip, ip_length, not_rewritten};

@@ -12,7 +12,7 @@ use crate::{
 
 /// How a packet leaves.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(in super::super) enum Way {
     /// By a route that the kernel has just found. The kernel writes the Ethernet addresses, and so
     /// keeps its entry for the next hop current.
     Asked,
@@ -24,7 +24,7 @@ impl Way {
     /// Makes a packet leave, if the program redirects it. For a known route, its Ethernet addresses
     /// must be written too.
     #[inline(always)]
-    pub(super) fn redirect(self, frame: &impl Frame, route: &Route) {
+    pub(in super::super) fn redirect(self, frame: &impl Frame, route: &Route) {
         match self {
             Self::Asked => frame.redirect_to(route),
             Self::Known => frame.redirect(route.link),
@@ -33,7 +33,7 @@ impl Way {
 
     /// Does the same with a packet that is wholly translated, and leaves the note that says so.
     #[inline(always)]
-    pub(super) fn redirect_translated(self, frame: &impl Frame, route: &Route) {
+    pub(in super::super) fn redirect_translated(self, frame: &impl Frame, route: &Route) {
         match self {
             Self::Asked => {
                 Notes::leave(frame, Notes::FORWARDED);
@@ -63,16 +63,20 @@ impl KnownRoute {
         until_ns: 0,
     };
 
-    /// Returns the place of the route of packets with this source, destination and protocol.
+    /// Returns the place of the route of packets with this source, destination and protocol. Of an
+    /// address, the last 32 bits are enough: they hardly are the same by chance.
     /// `ports` is [`DirectWatch::port_mask`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the highest bits are few")]
     pub fn place_of(packet: &RoutedPacket<'_>, ports: u16) -> u32 {
-        let proto = u16::from(packet.proto);
-        let hash = |end: &Endpoint| hash::of_address(end.addr.words(), end.port & ports ^ proto);
-        let [source, destination] = [packet.source, packet.destination].map(hash);
+        let ends = [packet.source, packet.destination];
+        let [.., source] = ends[0].addr.words();
+        let [.., destination] = ends[1].addr.words();
+        let [source_port, destination_port] = ends.map(|end| u32::from(end.port & ports));
+        let words = [source ^ u32::from(packet.proto), destination];
+        let hash = hash::of_words(words, source_port << 16 | destination_port);
         // The low bits are mixed least.
-        ((source ^ destination.rotate_left(u32::BITS)) >> (u64::BITS - Self::PLACES.trailing_zeros())) as u32
+        (hash >> (u64::BITS - Self::PLACES.trailing_zeros())) as u32
     }
 
     /// Returns true if a packet that comes in on a link may leave by the route. `ports` is
@@ -163,16 +167,25 @@ pub(super) fn find_way<F: Frame, T: Tables>(
     route: &mut Route,
 ) -> Option<Way> {
     let routed = routed(frame, tables, packet, [source, destination]);
-    if routed.length == 0 {
-        return None;
-    }
-    if know(tables, &routed, frame.link(), route) {
+    if routed.length == 0 { None } else { way_by(frame, tables, &routed, route) }
+}
+
+/// Finds the way of a packet that is routed like this. Returns `None` if the programs may not
+/// forward it there.
+#[inline(always)]
+pub(in super::super) fn way_by<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &RoutedPacket<'_>,
+    route: &mut Route,
+) -> Option<Way> {
+    if know(tables, packet, frame.link(), route) {
         return Some(Way::Known);
     }
-    if !ask(frame, tables, &routed, route) {
+    if !ask(frame, tables, packet, route) {
         return None;
     }
-    remember(tables, &routed, frame.link(), route);
+    remember(tables, packet, frame.link(), route);
     Some(Way::Asked)
 }
 

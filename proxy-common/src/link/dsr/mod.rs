@@ -6,10 +6,12 @@
 //! needs nothing else: it knows the Service, and chooses one of its own endpoints.
 
 mod forward;
+mod plain;
 pub(super) mod reply;
 mod segments;
 pub(super) mod too_long;
 
+pub(super) use self::plain::{receive_segment, send_segment};
 use super::{
     ClientPacket, Notes, Outcome, count_drop, direct, finish, finish_flow_packet, fragment, ip_length,
     process_read,
@@ -19,13 +21,12 @@ use crate::{
     layout::{
         Counter, Direction, DsrKey, Endpoint, Flow, FlowKey, ServiceEvent, ServiceValue, flags, flow_state,
     },
-    packet::{Fragment, Frame, IpVersion, Packet, TcpFlags},
+    packet::{Fragment, Frame, IpVersion, Packet, TUNNEL_HEADERS_V4, TcpFlags},
     tables::Tables,
 };
 
-/// The bytes that the tunnel adds to a packet: IPv4 header, UDP header, VXLAN-GPE header.
-const HEADERS_V4: u32 = 20 + 8 + 8;
-/// The same with an IPv6 header.
+/// The bytes that the tunnel adds to a packet between addresses of IPv6: IPv6 header, UDP header,
+/// VXLAN-GPE header.
 const HEADERS_V6: u32 = 40 + 8 + 8;
 
 /// Handles a packet that came through the tunnel. It goes on only if it comes from a known node,
@@ -140,10 +141,10 @@ pub(super) fn note_syn<T: Tables>(tables: &T, incoming: &ClientPacket) {
     }
 }
 
-/// Returns the state bits that a packet of the client sets.
+/// Returns the state bits that a packet of the client sets in a flow with this state.
 #[inline(always)]
-pub(super) const fn observed_state(flow: &Flow, tcp: TcpFlags) -> u32 {
-    if flow.is_dsr() && tcp.has_ack() && !tcp.is_syn_ack() { flow_state::REPLIED } else { 0 }
+pub(super) const fn observed_state(state: u32, tcp: TcpFlags) -> u32 {
+    if state & flow_state::DSR != 0 && tcp.has_ack() && !tcp.is_syn_ack() { flow_state::REPLIED } else { 0 }
 }
 
 /// Returns true if the packets of a flow go through the tunnel.
@@ -212,7 +213,7 @@ pub(super) fn send<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, 
 #[inline(always)]
 fn longest_to(tables: &impl Tables, node: &Addr) -> u32 {
     let mtu = tables.node().map_or(0, |node| node.tunnel_mtu);
-    mtu.wrapping_sub(if node.is_v4() { HEADERS_V4 } else { HEADERS_V6 })
+    mtu.wrapping_sub(if node.is_v4() { TUNNEL_HEADERS_V4 } else { HEADERS_V6 })
 }
 
 /// Makes a packet enter the tunnel to a node, if the program returns [`Outcome::Redirect`]. Returns

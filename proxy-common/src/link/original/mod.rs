@@ -168,7 +168,7 @@ pub(super) fn observe<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packe
         if tcp.has_rst() {
             direct::forget_reply(tables, key, flow);
         }
-        let observed = observed_state(Direction::Original, *tcp) | dsr::observed_state(flow, *tcp);
+        let observed = observed_state(Direction::Original, *tcp) | dsr::observed_state(flow.state, *tcp);
         if assures(frame, packet, incoming) {
             flow::assure(tables, key, flow, observed, *now_ns);
         } else if !flow.is_of_conntrack() {

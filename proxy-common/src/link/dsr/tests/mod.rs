@@ -2,6 +2,7 @@
 //! a tunnel that it did not receive, so these run on the host.
 
 mod returns;
+mod whole;
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -5,9 +5,6 @@
 //! Such a packet cannot go through the stack, which drops what comes in with an address of the node
 //! as its source. If one must, [`split`] makes the flow one with two translations.
 
-mod segment;
-
-pub(in super::super) use self::segment::forward_segment;
 use super::{
     super::{Outcome, finish_flow_packet, ip_length, masquerade, original::ClientPacket},
     hop::{Hop, rewrite_hop},

@@ -1,0 +1,194 @@
+//! Plain segments of known connections of whole flows, if the programs know their route. Most
+//! segments of a short connection are like that. They need no general code.
+
+use super::{
+    super::{Outcome, dsr, ip_length, not_rewritten},
+    leave_on, sample,
+};
+use crate::{
+    Protocol, flow,
+    layout::{Direction, Endpoint, Flow, FlowKey, NodeValue, ServiceEvent, flow_state},
+    lifetime,
+    packet::{
+        ETHERNET_HEADER, Frame, IpVersion, PlainEnds, PlainPacket, Route, RoutedPacket, Segment, TcpFlags,
+    },
+    prefilter::PrefilterItem,
+    rewrite,
+    tables::Tables,
+};
+
+/// Translates a plain segment of a known connection, and sends it on: one with twice NAT or
+/// without masquerading, or one that goes through the tunnel. For all other packets, returns
+/// `None` and does not change their bytes. They go on to the general code.
+#[inline(never)]
+pub(in super::super) fn forward_segment<F: Frame, T: Tables>(frame: &F, tables: &T) -> Option<Outcome> {
+    let node = tables.node()?;
+    let packet = PlainPacket::read(frame)?;
+    if !packet.is_tcp() {
+        return None;
+    }
+    let segment = packet.segment(frame)?;
+    let tcp = segment.flags;
+    if !tcp.is_after_first() || packet.hops() <= 1 || frame.mark() != 0 || frame.has_vlan_tag() {
+        return None;
+    }
+    let key = packet.flow_key(direction_of(tables, &node, &packet));
+    let is_simple =
+        |state| is_simple(tables, key.direction, state) && !(lifetime::is_closed(state) && tcp.is_syn_ack());
+    // If there is no route, the general code does the same once more, which changes nothing.
+    let now_ns = tables.now_ns();
+    let mut flow = Flow::NONE;
+    if !observe(tables, &key, &segment, now_ns, is_simple, &mut flow) {
+        return None;
+    }
+    if flow.is_dsr() {
+        return dsr::send_segment(frame, tables, &packet, &flow);
+    }
+    if is_reply(&key) && tcp.is_syn_ack() && !flow.is_assured() {
+        note_sequence(frame, tables, &key, &flow);
+    }
+    sample(frame, tables, &flow, tcp, now_ns);
+    send(frame, tables, &packet, &key, &flow)
+}
+
+/// Finds the flow of a segment with this key, and updates it. `flow` becomes what it was before.
+/// Returns false if there is none, or if its state is not simple.
+#[inline(always)]
+pub(in super::super) fn observe(
+    tables: &impl Tables,
+    key: &FlowKey,
+    segment: &Segment,
+    now_ns: u64,
+    is_simple: impl Fn(u32) -> bool,
+    flow: &mut Flow,
+) -> bool {
+    let Segment { flags: tcp, acknowledged, .. } = *segment;
+    // The entry of the client's direction has the sequence number of the endpoint's SYN-ACK.
+    let answer = if is_reply(key) { tcp } else { TcpFlags(0) };
+    let direction = if is_reply(key) { Direction::Reply } else { Direction::Original };
+    let observed_by = |state| flow::observed_state(direction, tcp) | dsr::observed_state(state, tcp);
+    let observe = |state| if is_simple(state) { observed_by(state) } else { 0 };
+    if !tables.observed_flow(key, (answer, acknowledged), now_ns, observe, flow) || !is_simple(flow.state) {
+        return false;
+    }
+    let observed = observed_by(flow.state);
+    if !is_reply(key) && is_only_answered(flow.state) && flow.is_next(acknowledged) {
+        flow::assure(tables, key, flow, observed, now_ns);
+    } else {
+        flow::touch_observed(tables, key, flow, observed, now_ns);
+    }
+    true
+}
+
+/// Returns true for the key of what an endpoint sends.
+#[inline(always)]
+const fn is_reply(key: &FlowKey) -> bool {
+    key.direction != Direction::Original as u8
+}
+
+/// Returns the direction of the flow that a packet may belong to. A VIP may have a port of those
+/// for masquerading. On nodes without the tunnel, few flows are not masqueraded, and the general
+/// code sends on what their endpoints send.
+#[inline(always)]
+fn direction_of(tables: &impl Tables, node: &NodeValue, packet: &PlainPacket) -> Direction {
+    let [from, to] = packet.ports();
+    let comes_from_endpoint =
+        || tables.prefilter_may_contain(PrefilterItem::of_endpoint(&packet.source(), from));
+    let is_masquerade_port = node.is_masquerade_port(to);
+    if !(is_masquerade_port || tables.has_tunnel()) || !comes_from_endpoint() {
+        Direction::Original
+    } else if is_masquerade_port {
+        Direction::MasqueradeReply
+    } else {
+        Direction::Reply
+    }
+}
+
+/// Returns true if [`observe`] does all that a segment of the flow changes, and this is one of the
+/// ways of whole flows. This is false if something else translates the flow, if it is held, or if
+/// the segment removes bits of its state.
+#[inline(always)]
+fn is_simple(tables: &impl Tables, direction: u8, state: u32) -> bool {
+    const ORIGINAL: u8 = Direction::Original as u8;
+    const REPLY: u8 = Direction::Reply as u8;
+    const NOT: u32 = flow_state::PASS | flow_state::HELD | flow_state::LEFT | flow_state::UNTIL_NEXT;
+    const WAY: u32 = flow_state::WHOLE | flow_state::TWICE_NAT | flow_state::DSR | flow_state::RETURN;
+    if state & NOT != 0 {
+        return false;
+    }
+    match state & WAY {
+        way if way == flow_state::WHOLE | flow_state::TWICE_NAT => direction != REPLY,
+        // Nothing comes in for the reply entry of a masqueraded flow.
+        flow_state::WHOLE => {
+            direction == REPLY || direction == ORIGINAL && state & flow_state::MASQUERADE == 0
+        }
+        flow_state::DSR => tables.has_tunnel() && direction == ORIGINAL,
+        _ => false,
+    }
+}
+
+/// Returns true if the endpoint has answered, and the client has not shown that it got the answer.
+#[inline(always)]
+const fn is_only_answered(state: u32) -> bool {
+    const STATE: u32 = flow_state::REPLIED | flow_state::ASSURED | flow_state::DSR;
+    state & STATE == flow_state::REPLIED
+}
+
+/// Notes the sequence number that the client must acknowledge. A function call of its own, because
+/// few packets need it.
+#[inline(never)]
+fn note_sequence<F: Frame, T: Tables>(frame: &F, tables: &T, key: &FlowKey, flow: &Flow) {
+    if let Some(sequence) = PlainPacket::tcp_sequence(frame) {
+        tables.set_acknowledged(&flow.opposite_key(key), sequence);
+    }
+}
+
+/// Translates a packet, and makes it leave by the route of an earlier one. Returns `None` if there
+/// is none. A function call of its own saves stack.
+#[inline(never)]
+fn send<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &PlainPacket,
+    key: &FlowKey,
+    flow: &Flow,
+) -> Option<Outcome> {
+    let mut route = Route::NONE;
+    if !finds_route(frame, tables, packet, [&key.source, &flow.destination], &mut route) {
+        return None;
+    }
+    let ends = PlainEnds::of(flow);
+    if rewrite::plain(frame, packet, &route.hardware, &ends, packet.differences(&ends)).is_none() {
+        // Without a trace, for which there is no stack.
+        tables.count_service(flow.service, ServiceEvent::Drop);
+        return Some(not_rewritten(tables));
+    }
+    let bytes = ip_length(frame, ETHERNET_HEADER);
+    let is_to_endpoint = key.direction == Direction::Original as u8;
+    tables.count_service(flow.service, ServiceEvent::of_packet(is_to_endpoint, bytes));
+    leave_on(frame, route.link, route.to_peer);
+    Some(Outcome::Redirect)
+}
+
+/// Finds the route of an earlier packet with this source and destination, unless this one is too
+/// long for it. A function call of its own saves stack.
+#[inline(never)]
+fn finds_route<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &PlainPacket,
+    [source, destination]: [&Endpoint; 2],
+    route: &mut Route,
+) -> bool {
+    let routed = RoutedPacket {
+        version: IpVersion::V4,
+        proto: Protocol::Tcp.number(),
+        traffic_class: packet.traffic_class(),
+        // 0 is a packet that is too long for any route.
+        length: packet.longest_segment(frame).try_into().unwrap_or(0),
+        // The kernel routes packets before it masquerades them.
+        source,
+        destination,
+    };
+    routed.length != 0 && tables.known_route(&routed, frame.link(), route)
+}
