@@ -388,8 +388,8 @@ pub fn touch(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, no
     }
 }
 
-/// Does the same after [`Tables::observed_flow`], which has updated the entry of `key` itself. The
-/// packet removes no bit. `flow` is as it was before.
+/// Does the same after [`Tables::observed_flow`], which has updated the entry of `key` itself.
+/// The packet removes no bit. `flow` is as it was before.
 #[inline(always)]
 pub fn touch_observed(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
     if flow.needs_touch(now_ns) {

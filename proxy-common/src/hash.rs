@@ -14,6 +14,14 @@ pub const fn of_words([source, destination]: [u32; 2], ports: u32) -> u64 {
     ((high as u64) << 32 | low as u64).wrapping_mul(FACTORS[0])
 }
 
+/// Returns the place of a hash among so many, a power of two.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the highest bits are few")]
+pub const fn place(hash: u64, places: usize) -> u32 {
+    // The low bits are mixed least.
+    (hash >> (u64::BITS - places.trailing_zeros())) as u32
+}
+
 /// Returns the hash of the words of an address, and a port in host byte order. The low bits are
 /// mixed least.
 #[inline(always)]

@@ -119,8 +119,8 @@ pub trait Tables {
     fn is_direct_link(&self, link: u32) -> bool;
     /// Returns true if translated packets that leave on a link may be handed to its peer.
     fn is_peer_link(&self, link: u32) -> bool;
-    /// Returns false if there hardly is an entry of the direct path with this key. If there is
-    /// one, a packet that is learned from brings it back.
+    /// Returns false if the direct path probably has no entry with this key. If it has one, the
+    /// next packet that is learned from makes this true again.
     fn may_have_direct_flow(&self, key: &DirectKeyV4) -> bool;
     /// Returns what userspace knows of changes that end the direct path.
     fn direct_watch(&self) -> Option<DirectWatch>;

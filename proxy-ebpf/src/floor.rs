@@ -168,9 +168,9 @@ mod programs {
 
     /// Returns the translation of the flow, and updates its state as shunt does: the first packet
     /// of the client writes the entries of both directions. An answer of the endpoint is noted in
-    /// the entry of the client. When the client has acknowledged it, the entries move to the table
-    /// of assured flows. A FIN or reset is noted in both entries, and so is the SYN of a later
-    /// connection from the same port.
+    /// the entry of the client. When the client has acknowledged it, the entries move to the
+    /// table of assured flows. A FIN or reset is noted in both entries, and so is the SYN of a
+    /// later connection from the same port.
     #[inline(always)]
     fn with_state(rule: &[u32; 12], other: &[u32; 12], key: &Key, segment: &Segment) -> Translation {
         let (is_of_client, is_tcp) = (rule[0] == 0, key.proto == TCP.into());

@@ -152,18 +152,14 @@ impl DirectHint {
 
     /// Returns the hint of packets with this key.
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "the highest bits are few, and the tag is a part")]
+    #[expect(clippy::cast_possible_truncation, reason = "the tag is a part of the hash")]
     pub const fn of(key: &DirectKeyV4) -> Self {
         let DirectKeyV4 { source, destination, source_port, destination_port, proto, .. } = *key;
         let [source, destination] =
             [u32::from_ne_bytes(source.octets), u32::from_ne_bytes(destination.octets)];
         let ports = (source_port as u32) << 16 | destination_port as u32;
         let hash = hash::of_words([source ^ proto as u32, destination], ports);
-        // The low bits are mixed least.
-        Self {
-            place: (hash >> (u64::BITS - Self::PLACES.trailing_zeros())) as u32,
-            tag: (hash >> 16) as u32 | 1,
-        }
+        Self { place: hash::place(hash, Self::PLACES), tag: (hash >> 16) as u32 | 1 }
     }
 }
 

@@ -58,8 +58,8 @@ pub trait Frame {
     /// [`Outcome::Redirect`](crate::link::Outcome).
     fn redirect(&self, link: u32);
     /// Does the same, but hands the packet to the peer of the link, a veth, in the peer's network
-    /// namespace. It comes in there at once, and no program, qdisc or capture of the link sees it.
-    /// Only for programs at the ingress of links.
+    /// namespace. It comes in there at once, and no program, qdisc or capture of the link sees
+    /// it. Only for programs at the ingress of links.
     fn redirect_to_peer(&self, link: u32);
     /// Makes the packet go through the tunnel from `source` to the node with this address, if the
     /// program then redirects it to the tunnel. Returns `None` if the kernel has no memory. Kernels
@@ -74,13 +74,13 @@ pub trait Frame {
     /// Inserts bytes of any content between the Ethernet header, if there is one, and the IP
     /// header. Returns `None` if the kernel has no memory.
     fn insert(&self, bytes: u32) -> Option<()>;
-    /// Inserts bytes of any content in the same place, as headers of IPv4 and UDP that carry the
-    /// packet through a tunnel. If the kernel cuts the packet into segments, each gets them.
-    /// Returns `None` if the kernel has no memory.
+    /// Inserts bytes of any content in the same place, for headers of IPv4 and UDP that carry the
+    /// packet through a tunnel. Not for packets that the kernel put together or will cut
+    /// ([`Self::segment_size`]). Returns `None` if the kernel refuses, and changes nothing then.
     fn insert_tunnel_headers(&self, bytes: u32) -> Option<()>;
-    /// Removes so many bytes after the Ethernet header: the headers of a tunnel, before the packet
-    /// that they carried. Not for packets that the kernel put together or will cut
-    /// ([`Self::segment_size`]). Returns `None` if the kernel has no memory.
+    /// Removes so many bytes after the Ethernet header: the headers of a tunnel. The packet that
+    /// they carried is left. Not for packets that the kernel put together or will cut. Returns
+    /// `None` if the kernel refuses, and changes nothing then.
     fn remove_tunnel_headers(&self, bytes: u32) -> Option<()>;
     /// Makes the packet leave on another link with the Ethernet addresses that the kernel has for
     /// the route, if the program returns [`Outcome::Redirect`](crate::link::Outcome). The kernel

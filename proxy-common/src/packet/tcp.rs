@@ -100,8 +100,8 @@ impl TcpFlags {
         self.0 & (Self::ACK | Self::SYN | Self::FIN | Self::RST) == Self::ACK
     }
 
-    /// Returns true for a segment that neither is the first of its connection nor resets it. All of
-    /// these acknowledge something (RFC 9293, section 3.1). None both opens and closes.
+    /// Returns true for a segment that neither is the first of its connection nor resets it. All
+    /// of these acknowledge something (RFC 9293, section 3.1). None both opens and closes.
     #[inline(always)]
     pub const fn is_after_first(self) -> bool {
         self.0 & (Self::ACK | Self::RST) == Self::ACK && self.sequence_length() < 2

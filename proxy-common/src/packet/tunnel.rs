@@ -1,5 +1,5 @@
-//! The headers that the tunnel between two addresses of IPv4 adds to a plain packet: IPv4, UDP and
-//! VXLAN-GPE. The kernel's link for the tunnel writes and reads the same.
+//! The headers that the tunnel between two addresses of IPv4 adds to a plain packet: IPv4, UDP
+//! and VXLAN-GPE. The kernel's link for the tunnel writes and reads the same.
 
 use super::{
     ETH_P_IP, ETHERNET_HEADER, Frame, PlainPacket, Segment,
@@ -24,7 +24,7 @@ const HOPS: u8 = 64;
 
 /// The bits of the traffic class for congestion (RFC 3168).
 const ECN: u8 = 3;
-/// There was congestion.
+/// A router on the way had congestion.
 const CONGESTION: u8 = 3;
 /// The transport knows about congestion.
 const CAPABLE: u8 = 2;
@@ -48,7 +48,7 @@ impl TunnelStart {
     /// addresses. `port` is that of the tunnel. The source port is one for the flow, so that
     /// switches spread flows.
     ///
-    /// Routers may cut the packet on its way, so each needs an identification of its own. The bits
+    /// Routers may cut the packet on its way, so each packet has its own identification. The bits
     /// for congestion are as the kernel's tunnels write them (RFC 3168, section 9.1.1).
     #[inline(always)]
     pub fn new(
@@ -114,8 +114,9 @@ pub struct InnerSegment {
 
 impl InnerSegment {
     /// Reads the segment within `outer`, a UDP packet for the port of the tunnel. Returns `None`
-    /// if the headers are not those that [`TunnelStart`] has, if a packet is truncated or longer
-    /// than the one around it, or if routers on the way told of congestion.
+    /// in these cases: the headers differ from those of [`TunnelStart`]; one of the packets is
+    /// truncated; the inner packet is longer than the outer one; a router has marked the outer
+    /// packet for congestion.
     #[inline(always)]
     pub fn read(frame: &impl Frame, outer: &PlainPacket) -> Option<Self> {
         let [[length_high, length_low, checksum @ ..], gpe, network] =

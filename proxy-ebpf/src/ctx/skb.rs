@@ -4,8 +4,8 @@ use core::{marker::PhantomData, mem::MaybeUninit};
 
 use aya_ebpf::{
     bindings::{
-        __sk_buff, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L4_UDP, BPF_F_ADJ_ROOM_FIXED_GSO,
-        BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+        __sk_buff, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L4_UDP, BPF_F_MARK_MANGLED_0,
+        BPF_F_PSEUDO_HDR, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
     },
     helpers::generated::{
         bpf_csum_update, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_peer,
@@ -356,19 +356,15 @@ impl<L: Layer> Frame for Skb<L> {
 
     #[inline(always)]
     fn insert_tunnel_headers(&self, bytes: u32) -> Option<()> {
-        // With the last flag, segments stay as long as they are: the caller has checked that they
-        // fit with the headers.
-        const FLAGS: u32 =
-            BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | BPF_F_ADJ_ROOM_FIXED_GSO;
+        const FLAGS: u32 = BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP;
         // SAFETY: the helper checks the number. Minimum kernel: 5.2.
         succeeded(unsafe { bpf_skb_adjust_room(self.skb, bytes as i32, BPF_ADJ_ROOM_MAC, FLAGS.into()) })
     }
 
     #[inline(always)]
     fn remove_tunnel_headers(&self, bytes: u32) -> Option<()> {
-        let flags = u64::from(BPF_F_ADJ_ROOM_FIXED_GSO);
         // SAFETY: the helper checks the number. Minimum kernel: 5.2.
-        succeeded(unsafe { bpf_skb_adjust_room(self.skb, -(bytes as i32), BPF_ADJ_ROOM_MAC, flags) })
+        succeeded(unsafe { bpf_skb_adjust_room(self.skb, -(bytes as i32), BPF_ADJ_ROOM_MAC, 0) })
     }
 
     #[inline(always)]

@@ -90,8 +90,8 @@ pub async fn report(
     outcome
 }
 
-/// Returns true for messages of traffic control. Not for those about a root qdisc, which is a fact
-/// of a link.
+/// Returns true for messages of traffic control. Not for those about a root qdisc, which is a
+/// fact of a link.
 fn concerns_no_link(message: &Message) -> bool {
     let NetlinkPayload::InnerMessage(message) = &message.payload else { return false };
     if let RouteNetlinkMessage::NewQueueDiscipline(qdisc) | RouteNetlinkMessage::DelQueueDiscipline(qdisc) =

@@ -60,7 +60,8 @@ pub enum Way {
     FloorDirect,
     /// The same, and each packet is looked up in a table that has every flow.
     FloorDirectTable,
-    /// The same, and the programs know the state of each flow, as for [`Way::FloorProgramsState`].
+    /// The same, and the programs know the state of each flow, as for
+    /// [`Way::FloorProgramsState`].
     FloorDirectState,
     /// As [`Way::FloorDirectTable`] with XDP, which sends packets back before the stack. Only for
     /// packets of the kernel.

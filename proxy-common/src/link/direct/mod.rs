@@ -27,7 +27,7 @@ pub(super) use self::{
     learn::learn,
     plain::forward_plain,
     route::{Way, way_by},
-    segment::{forward_segment, observe},
+    segment::{drop_segment, forward_segment, observe},
     whole::{is_reply, is_whole, leave_by, send_on, state},
 };
 use super::{Notes, Outcome, comes_from_endpoint, goes_to_vip, ip_length, not_rewritten};
@@ -197,9 +197,9 @@ fn leave(
 }
 
 /// Sends out a packet that is wholly translated. With `to_peer`, it comes in at the other end of
-/// the link at once, in the network namespace of the pod. The program where packets leave does not
-/// see it. So a packet to learn from leaves on the link. So does one with a mark: in the pod, the
-/// packet would keep it.
+/// the link at once, in the network namespace of the pod. The program where packets leave does
+/// not see it. So a packet to learn from leaves on the link. So does one with a mark: in the pod,
+/// the packet would keep it.
 #[inline(always)]
 fn leave_on(frame: &impl Frame, link: u32, to_peer: bool) {
     if to_peer && frame.note() & Notes::LEARN == 0 && frame.mark() == 0 {
@@ -297,8 +297,8 @@ fn is_watched(tables: &impl Tables, node: &NodeValue, until_ns: u64, now_ns: u64
 /// rule that would see packets on the link, and userspace needs time to find out.
 const UNSETTLED_NS: u64 = 3_000_000_000;
 
-/// Returns true if packets that leave on a link may be handed to its peer. While userspace does not
-/// watch, this is false: nobody would notice a change.
+/// Returns true if packets that leave on a link may be handed to its peer. While userspace does
+/// not watch, this is false: nobody would notice a change.
 #[inline(always)]
 fn may_hand_to_peer(tables: &impl Tables, link: u32) -> bool {
     let now_ns = tables.now_ns();

@@ -21,8 +21,8 @@ pub(in super::super) fn forward_plain<F: Frame, T: Tables>(
 ) -> Option<Outcome> {
     let segment = packet.segment(frame)?;
     let key = packet.direct_key();
-    // Most connections are short, and segments of whole flows need no entry to leave at once. One
-    // that begins or ends a connection ends an entry, whatever the hint says.
+    // Segments of whole flows leave at once without an entry, too. A segment that begins or ends
+    // a connection is always looked up, because it removes the entry.
     let needs_no_entry = node.is_whole() && segment.flags.is_of_open_connection();
     if needs_no_entry && !tables.may_have_direct_flow(&key) {
         return None;

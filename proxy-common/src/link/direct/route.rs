@@ -63,11 +63,10 @@ impl KnownRoute {
         until_ns: 0,
     };
 
-    /// Returns the place of the route of packets with this source, destination and protocol. Of an
-    /// address, the last 32 bits are enough: they hardly are the same by chance.
-    /// `ports` is [`DirectWatch::port_mask`].
+    /// Returns the place of the route of packets with this source, destination and protocol.
+    /// `ports` is [`DirectWatch::port_mask`]. The last 32 bits of each address are enough: two
+    /// addresses rarely share them.
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "the highest bits are few")]
     pub fn place_of(packet: &RoutedPacket<'_>, ports: u16) -> u32 {
         let ends = [packet.source, packet.destination];
         let [.., source] = ends[0].addr.words();
@@ -75,8 +74,7 @@ impl KnownRoute {
         let [source_port, destination_port] = ends.map(|end| u32::from(end.port & ports));
         let words = [source ^ u32::from(packet.proto), destination];
         let hash = hash::of_words(words, source_port << 16 | destination_port);
-        // The low bits are mixed least.
-        (hash >> (u64::BITS - Self::PLACES.trailing_zeros())) as u32
+        hash::place(hash, Self::PLACES)
     }
 
     /// Returns true if a packet that comes in on a link may leave by the route. `ports` is
@@ -109,8 +107,8 @@ impl KnownRoute {
         route.to_peer = self.to_peer != 0;
     }
 
-    /// Sets the route that the kernel has found for a packet that came in on a link. `to_peer` says
-    /// that packets may be handed to the peer of the link where they leave.
+    /// Sets the route that the kernel has found for a packet that came in on a link. `to_peer`
+    /// says that packets may be handed to the peer of the link where they leave.
     ///
     /// Each field is written by itself, because a whole value would need stack.
     #[inline(always)]

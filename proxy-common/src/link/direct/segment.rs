@@ -33,12 +33,12 @@ pub(in super::super) fn forward_segment<F: Frame, T: Tables>(frame: &F, tables: 
         return None;
     }
     let key = packet.flow_key(direction_of(tables, &node, &packet));
-    let is_simple =
-        |state| is_simple(tables, key.direction, state) && !(lifetime::is_closed(state) && tcp.is_syn_ack());
+    let has_way =
+        |state| has_way(tables, key.direction, state) && !(lifetime::is_closed(state) && tcp.is_syn_ack());
     // If there is no route, the general code does the same once more, which changes nothing.
     let now_ns = tables.now_ns();
     let mut flow = Flow::NONE;
-    if !observe(tables, &key, &segment, now_ns, is_simple, &mut flow) {
+    if !observe(tables, &key, &segment, now_ns, has_way, &mut flow) {
         return None;
     }
     if flow.is_dsr() {
@@ -52,16 +52,21 @@ pub(in super::super) fn forward_segment<F: Frame, T: Tables>(frame: &F, tables: 
 }
 
 /// Finds the flow of a segment with this key, and updates it. `flow` becomes what it was before.
-/// Returns false if there is none, or if its state is not simple.
+///
+/// Returns false if there is none, if `has_way` is false for its state, or if a segment would
+/// change more than this: something else translates the flow, the flow is held, or the segment
+/// removes bits of its state.
 #[inline(always)]
 pub(in super::super) fn observe(
     tables: &impl Tables,
     key: &FlowKey,
     segment: &Segment,
     now_ns: u64,
-    is_simple: impl Fn(u32) -> bool,
+    has_way: impl Fn(u32) -> bool,
     flow: &mut Flow,
 ) -> bool {
+    const NOT: u32 = flow_state::PASS | flow_state::HELD | flow_state::LEFT | flow_state::UNTIL_NEXT;
+    let is_simple = |state| state & NOT == 0 && has_way(state);
     let Segment { flags: tcp, acknowledged, .. } = *segment;
     // The entry of the client's direction has the sequence number of the endpoint's SYN-ACK.
     let answer = if is_reply(key) { tcp } else { TcpFlags(0) };
@@ -104,18 +109,13 @@ fn direction_of(tables: &impl Tables, node: &NodeValue, packet: &PlainPacket) ->
     }
 }
 
-/// Returns true if [`observe`] does all that a segment of the flow changes, and this is one of the
-/// ways of whole flows. This is false if something else translates the flow, if it is held, or if
-/// the segment removes bits of its state.
+/// Returns true if [`forward_segment`] sends on packets of this direction of a flow with this
+/// state.
 #[inline(always)]
-fn is_simple(tables: &impl Tables, direction: u8, state: u32) -> bool {
+fn has_way(tables: &impl Tables, direction: u8, state: u32) -> bool {
     const ORIGINAL: u8 = Direction::Original as u8;
     const REPLY: u8 = Direction::Reply as u8;
-    const NOT: u32 = flow_state::PASS | flow_state::HELD | flow_state::LEFT | flow_state::UNTIL_NEXT;
     const WAY: u32 = flow_state::WHOLE | flow_state::TWICE_NAT | flow_state::DSR | flow_state::RETURN;
-    if state & NOT != 0 {
-        return false;
-    }
     match state & WAY {
         way if way == flow_state::WHOLE | flow_state::TWICE_NAT => direction != REPLY,
         // Nothing comes in for the reply entry of a masqueraded flow.
@@ -127,15 +127,16 @@ fn is_simple(tables: &impl Tables, direction: u8, state: u32) -> bool {
     }
 }
 
-/// Returns true if the endpoint has answered, and the client has not shown that it got the answer.
+/// Returns true if the endpoint has answered, and the client has not shown that it got the
+/// answer.
 #[inline(always)]
 const fn is_only_answered(state: u32) -> bool {
     const STATE: u32 = flow_state::REPLIED | flow_state::ASSURED | flow_state::DSR;
     state & STATE == flow_state::REPLIED
 }
 
-/// Notes the sequence number that the client must acknowledge. A function call of its own, because
-/// few packets need it.
+/// Notes the sequence number that the client must acknowledge. A function call of its own,
+/// because few packets need it.
 #[inline(never)]
 fn note_sequence<F: Frame, T: Tables>(frame: &F, tables: &T, key: &FlowKey, flow: &Flow) {
     if let Some(sequence) = PlainPacket::tcp_sequence(frame) {
@@ -143,8 +144,8 @@ fn note_sequence<F: Frame, T: Tables>(frame: &F, tables: &T, key: &FlowKey, flow
     }
 }
 
-/// Translates a packet, and makes it leave by the route of an earlier one. Returns `None` if there
-/// is none. A function call of its own saves stack.
+/// Translates a packet, and makes it leave by the route of an earlier one. Returns `None` if
+/// there is none. A function call of its own saves stack.
 #[inline(never)]
 fn send<F: Frame, T: Tables>(
     frame: &F,
@@ -159,15 +160,20 @@ fn send<F: Frame, T: Tables>(
     }
     let ends = PlainEnds::of(flow);
     if rewrite::plain(frame, packet, &route.hardware, &ends, packet.differences(&ends)).is_none() {
-        // Without a trace, for which there is no stack.
-        tables.count_service(flow.service, ServiceEvent::Drop);
-        return Some(not_rewritten(tables));
+        return Some(drop_segment(tables, flow));
     }
     let bytes = ip_length(frame, ETHERNET_HEADER);
     let is_to_endpoint = key.direction == Direction::Original as u8;
     tables.count_service(flow.service, ServiceEvent::of_packet(is_to_endpoint, bytes));
     leave_on(frame, route.link, route.to_peer);
     Some(Outcome::Redirect)
+}
+
+/// Drops a segment whose headers could not be written. There is no stack for a trace.
+#[inline(always)]
+pub(in super::super) fn drop_segment(tables: &impl Tables, flow: &Flow) -> Outcome {
+    tables.count_service(flow.service, ServiceEvent::Drop);
+    not_rewritten(tables)
 }
 
 /// Finds the route of an earlier packet with this source and destination, unless this one is too

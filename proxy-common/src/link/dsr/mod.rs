@@ -71,7 +71,7 @@ pub(super) fn is_injected<T: Tables>(tables: &T, packet: &Packet) -> bool {
 /// Returns true if a packet with these addresses goes to a node and does not come from one. A
 /// function call of its own saves stack.
 #[inline(never)]
-pub(super) fn enters_tunnel<T: Tables>(tables: &T, source: &Addr, destination: &Addr) -> bool {
+fn enters_tunnel<T: Tables>(tables: &T, source: &Addr, destination: &Addr) -> bool {
     tables.is_dsr_node(destination) && !tables.is_dsr_node(source)
 }
 

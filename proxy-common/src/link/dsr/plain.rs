@@ -3,7 +3,7 @@
 //! the kernel's link for the tunnel. All other packets go through that link.
 
 use super::{
-    super::{Notes, Outcome, direct, ip_length, not_rewritten},
+    super::{Notes, Outcome, direct, ip_length},
     longest_to,
 };
 use crate::{
@@ -31,7 +31,7 @@ pub(in super::super) fn send_segment<F: Frame, T: Tables>(
     let bytes = ip_length(frame, ETHERNET_HEADER);
     frame.insert_tunnel_headers(TUNNEL_HEADERS_V4)?;
     if write_headers(frame, tables, packet, &flow.source.addr, &route.hardware).is_none() {
-        return Some(drop_segment(tables, flow));
+        return Some(direct::drop_segment(tables, flow));
     }
     tables.count(Counter::SentThroughTunnel);
     tables.count_service(flow.service, ServiceEvent::ToEndpoint(bytes));
@@ -96,8 +96,8 @@ fn write_headers<F: Frame, T: Tables>(
 }
 
 /// Takes a plain segment of a known connection out of the tunnel, translates it, and sends it to
-/// its endpoint. For all other packets, returns `None` and does not change their bytes. The kernel
-/// takes them out of the tunnel, and [`super::tunneled`] handles them.
+/// its endpoint. For all other packets, returns `None` and does not change their bytes. The
+/// kernel takes them out of the tunnel, and [`super::tunneled`] handles them.
 #[inline(never)]
 pub(in super::super) fn receive_segment<F: Frame, T: Tables>(frame: &F, tables: &T) -> Option<Outcome> {
     let InnerSegment { packet, segment } = read_inner(frame, tables)?;
@@ -128,18 +128,10 @@ fn read_inner(frame: &impl Frame, tables: &impl Tables) -> Option<InnerSegment> 
     if is_for_tunnel { InnerSegment::read(frame, &outer) } else { None }
 }
 
-/// Returns true for the state of a flow whose segments go to an endpoint of this node at once. It
-/// is false if a segment changes more than [`direct::observe`] does.
+/// Returns true for the state of a flow whose segments go to an endpoint of this node at once.
 #[inline(always)]
 const fn is_delivered(state: u32) -> bool {
-    const NOT: u32 = flow_state::PASS
-        | flow_state::HELD
-        | flow_state::LEFT
-        | flow_state::DSR
-        | flow_state::RETURN
-        | flow_state::TWICE_NAT
-        | flow_state::MASQUERADE
-        | flow_state::UNTIL_NEXT;
+    const NOT: u32 = flow_state::DSR | flow_state::RETURN | flow_state::TWICE_NAT | flow_state::MASQUERADE;
     state & (flow_state::WHOLE | NOT) == flow_state::WHOLE
 }
 
@@ -157,7 +149,7 @@ fn deliver<F: Frame, T: Tables>(
     let way = way_of_inner(frame, tables, packet, [&key.source, &flow.destination], &mut route)?;
     frame.remove_tunnel_headers(TUNNEL_HEADERS_V4)?;
     if translate(frame, packet, flow, &route.hardware).is_none() {
-        return Some(drop_segment(tables, flow));
+        return Some(direct::drop_segment(tables, flow));
     }
     tables.count_service(flow.service, ServiceEvent::ToEndpoint(ip_length(frame, ETHERNET_HEADER)));
     way.redirect_translated(frame, &route);
@@ -192,11 +184,4 @@ fn way_of_inner<F: Frame, T: Tables>(
 fn translate<F: Frame>(frame: &F, packet: &PlainPacket, flow: &Flow, hardware: &[u8; 12]) -> Option<()> {
     let ends = PlainEnds::of(flow);
     rewrite::plain(frame, packet, hardware, &ends, packet.differences(&ends))
-}
-
-/// Drops a segment whose headers could not be written. There is no stack for a trace.
-#[inline(always)]
-fn drop_segment(tables: &impl Tables, flow: &Flow) -> Outcome {
-    tables.count_service(flow.service, ServiceEvent::Drop);
-    not_rewritten(tables)
 }

@@ -132,8 +132,8 @@ fn direct_links(links: &BTreeMap<u32, ServedLink>, path: &LinkPath) -> BTreeSet<
 /// Returns the links whose packets of the direct path may come in at once at the other end of the
 /// pair. These are links of pods on which nothing would see the packets.
 ///
-/// - While rules of others look at packets, the lease is zero, and there are no such links. A chain
-///   of netfilter at the egress of a link is such a rule.
+/// - While rules of others look at packets, the lease is zero, and there are no such links. A
+///   chain of netfilter at the egress of a link is such a rule.
 /// - A link with a subnet leads out of the node, and people capture packets there.
 /// - A veth takes frames if its other end has an XDP program or GRO (kernel 8267fc71abb2). The
 ///   driver runs that program, and packets would pass it by.
