@@ -41,7 +41,30 @@ pub fn plain(
 ) -> Option<()> {
     let checksum = TransportChecksum::of(frame, packet.checksum_field())?;
     frame.store(0, packet.start(hardware, ends, addresses).bytes()?)?;
-    checksum.fix(frame, IpVersion::V4, addresses, ports)
+    if packet.is_tcp() && !addresses.is_zero() {
+        fix_tcp(frame, checksum.offset, addresses, ports)
+    } else {
+        checksum.fix(frame, IpVersion::V4, addresses, ports)
+    }
+}
+
+/// Updates the checksum of a TCP segment of IPv4 at this offset, often with one call of the kernel
+/// instead of two. `addresses` is not zero.
+///
+/// Hardware may be meant to complete the checksum (`CHECKSUM_PARTIAL`). The field then has the sum
+/// of the pseudo header, in which ports do not count. The kernel adds the difference of the
+/// addresses to this sum, and subtracts it from a complete checksum. So the field shows which of
+/// both it has.
+#[inline(always)]
+fn fix_tcp(frame: &impl Frame, offset: u32, addresses: Difference, ports: Difference) -> Option<()> {
+    let before = frame.load(offset)?;
+    let coverage = ChecksumCoverage { pseudo_header: Some(IpVersion::V4), is_optional: false };
+    frame.fix_checksum(offset, addresses, coverage)?;
+    let is_complete = frame.load(offset)? == addresses.apply(before);
+    if is_complete && !ports.is_zero() {
+        frame.fix_checksum(offset, ports, ChecksumCoverage { pseudo_header: None, ..coverage })?;
+    }
+    Some(())
 }
 
 /// The checksum of a TCP or UDP packet.

@@ -16,8 +16,16 @@ use crate::{
 /// The maps, a clock and random numbers. A write may fail if the kernel has no memory at that
 /// moment.
 pub trait Tables {
+    /// Returns the bits of each item that the prefilter does not have: 0 if it has the item, or with
+    /// a false positive.
+    fn prefilter_missing_bits<const N: usize>(&self, items: [PrefilterItem; N]) -> [u64; N];
     /// Returns true if the prefilter has one of the items, or with a false positive.
-    fn prefilter_may_contain_any<const N: usize>(&self, items: [PrefilterItem; N]) -> bool;
+    #[inline(always)]
+    fn prefilter_may_contain_any<const N: usize>(&self, items: [PrefilterItem; N]) -> bool {
+        // Unlike `any`, this becomes no loop over items in memory, which programs would need stack
+        // for.
+        self.prefilter_missing_bits(items).contains(&0)
+    }
     /// Does the same with one item.
     #[inline(always)]
     fn prefilter_may_contain(&self, item: PrefilterItem) -> bool {
@@ -119,14 +127,14 @@ pub trait Tables {
     fn is_direct_link(&self, link: u32) -> bool;
     /// Returns true if translated packets that leave on a link may be handed to its peer.
     fn is_peer_link(&self, link: u32) -> bool;
-    /// Returns false if the direct path probably has no entry with this key. If it has one, the
-    /// next packet that is learned from makes this true again.
-    fn may_have_direct_flow(&self, key: &DirectKeyV4) -> bool;
+    /// Returns true if an entry of the direct path with this key was written, and none since for
+    /// another flow with the same place in `direct_hints`.
+    fn has_direct_hint(&self, key: &DirectKeyV4) -> bool;
     /// Returns what userspace knows of changes that end the direct path.
     fn direct_watch(&self) -> Option<DirectWatch>;
     /// Looks up the route of a packet of a whole flow that comes in on a link. Returns false if
     /// this CPU remembers none ([`KnownRoute::is_usable`](crate::layout::KnownRoute::is_usable)).
-    fn known_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &mut Route) -> bool;
+    fn known_route(&self, packet: &RoutedPacket<'_>, link: u32, now_ns: u64, route: &mut Route) -> bool;
     /// Remembers the route that the kernel has found for a packet.
     fn remember_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &Route, to_peer: bool);
     /// Returns what is known of a link with an XDP program.
@@ -136,8 +144,9 @@ pub trait Tables {
     fn direct_flow(&self, key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow>;
     /// Does the same for IPv4.
     fn direct_flow_v4(&self, key: &DirectKeyV4, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlowV4>;
-    /// Looks up what is known of such a direction, without a change.
-    fn direct_progress(&self, key: &DirectKey) -> DirectProgress;
+    /// Looks up what is known of such a direction, without a change. With ends, only if packets leave
+    /// with this source and destination: an entry of an earlier connection may have others.
+    fn direct_progress(&self, key: &DirectKey, ends: Option<[&Addr; 2]>) -> DirectProgress;
     /// Inserts or replaces a direction of a flow on the direct path, whose packets leave with these
     /// addresses.
     fn put_direct_flow(&self, key: &DirectKey, source: &Addr, destination: &Addr, path: &DirectPath);

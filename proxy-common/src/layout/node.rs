@@ -158,12 +158,17 @@ impl NodeValue {
         self.direct_epoch as u32
     }
 
+    /// Returns true if the node is set to [`DirectScope::Whole`]. A change begins a new epoch of the
+    /// direct path.
+    #[inline(always)]
+    pub const fn is_for_whole_flows(&self) -> bool {
+        self.direct_scope == DirectScope::Whole as u16
+    }
+
     /// Returns true if packets take the direct path from the first one of a flow on. Then netfilter
     /// must not masquerade them.
     #[inline(always)]
     pub const fn is_whole(&self) -> bool {
-        self.is_direct()
-            && self.direct_scope == DirectScope::Whole as u16
-            && self.masquerading == Masquerading::Programs as u16
+        self.is_direct() && self.is_for_whole_flows() && self.masquerading == Masquerading::Programs as u16
     }
 }

@@ -14,7 +14,7 @@ mod refusal;
 mod reply;
 
 pub use self::dsr::tunneled;
-use self::original::ClientPacket;
+use self::{original::ClientPacket, plain::Finding};
 use crate::{
     Addr, Protocol,
     layout::{Counter, Direction, Flow, FlowKey, ProgramError, ServiceEvent, flow_state},
@@ -52,15 +52,18 @@ impl Outcome {
 #[inline(always)]
 pub fn ingress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: IpVersion) -> Outcome {
     if F::IS_ETHERNET && PlainPacket::is_at(header, version) {
-        if let Some(outcome) = plain::ingress(frame, tables) {
-            return outcome;
-        }
+        let mut packet = PlainPacket::NONE;
+        let from_endpoint = match plain::ingress(frame, tables, &mut packet) {
+            Finding::Decided(outcome) => return outcome,
+            Finding::FromEndpoint => true,
+            Finding::Other => false,
+        };
         if direct::is_whole(tables) {
-            if let Some(outcome) = direct::forward_segment(frame, tables) {
+            if let Some(outcome) = direct::forward_segment(frame, tables, &packet, from_endpoint) {
                 return outcome;
             }
             if tables.has_tunnel()
-                && let Some(outcome) = dsr::receive_segment(frame, tables)
+                && let Some(outcome) = dsr::receive_segment(frame, tables, &packet)
             {
                 return outcome;
             }

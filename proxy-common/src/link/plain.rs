@@ -9,19 +9,38 @@ use crate::{
     tables::Tables,
 };
 
+/// What is known of a packet that comes in, once it was looked at as a plain one.
+pub(super) enum Finding {
+    /// It is decided what happens to it.
+    Decided(Outcome),
+    /// It is plain, and may be from an endpoint.
+    FromEndpoint,
+    /// It is another packet.
+    Other,
+}
+
 /// Handles a plain packet that comes in: one of no Service passes, and one of a flow on the direct
-/// path leaves. Returns `None` for all others. They go on to the general code.
+/// path leaves. All others go on to the general code: `plain` becomes the packet, if it is plain.
 #[inline(never)]
-pub(super) fn ingress<F: Frame, T: Tables>(frame: &F, tables: &T) -> Option<Outcome> {
-    let packet = PlainPacket::read(frame)?;
+pub(super) fn ingress<F: Frame, T: Tables>(frame: &F, tables: &T, plain: &mut PlainPacket) -> Finding {
+    let Some(packet) = PlainPacket::read(frame) else { return Finding::Other };
     if may_be_of_tunnel(tables, &packet) {
-        return None;
+        *plain = packet;
+        return Finding::Other;
     }
-    if !may_be_of_service(tables, &packet) {
-        return Some(Outcome::Proceed);
+    let [endpoint, service, node_port] = tables.prefilter_missing_bits(items(&packet));
+    let from_endpoint = endpoint == 0;
+    if !from_endpoint && service != 0 && node_port != 0 {
+        return Finding::Decided(Outcome::Proceed);
     }
-    let node = tables.node()?;
-    if node.is_direct() { direct::forward_plain(frame, tables, &node, &packet) } else { None }
+    *plain = packet;
+    if let Some(node) = tables.node()
+        && node.is_direct()
+        && let Some(outcome) = direct::forward_plain(frame, tables, &node, &packet)
+    {
+        return Finding::Decided(outcome);
+    }
+    if from_endpoint { Finding::FromEndpoint } else { Finding::Other }
 }
 
 /// Returns true for a packet to the port of the tunnel. It may be for this node, or for another
@@ -35,9 +54,16 @@ fn may_be_of_tunnel(tables: &impl Tables, packet: &PlainPacket) -> bool {
 /// Returns true if a packet that comes in may be for a VIP or from an endpoint.
 #[inline(always)]
 pub(super) fn may_be_of_service(tables: &impl Tables, packet: &PlainPacket) -> bool {
+    tables.prefilter_may_contain_any(items(packet))
+}
+
+/// Returns what the prefilter has of a packet that comes in for a VIP or from an endpoint: the
+/// endpoint, and the VIP as an address and as a node port.
+#[inline(always)]
+fn items(packet: &PlainPacket) -> [PrefilterItem; 3] {
     let [from, to] = packet.ports();
     let [service, node_port] = service::items_of_vip(&packet.destination(), to);
-    tables.prefilter_may_contain_any([service, node_port, PrefilterItem::of_endpoint(&packet.source(), from)])
+    [PrefilterItem::of_endpoint(&packet.source(), from), service, node_port]
 }
 
 /// Returns true if a packet that leaves is plain and of no Service. Then `reply::may_match` would

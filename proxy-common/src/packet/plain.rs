@@ -84,6 +84,9 @@ pub struct Segment {
 }
 
 impl PlainPacket {
+    /// No packet: neither TCP nor UDP.
+    pub const NONE: Self = Self([0; 6]);
+
     /// Returns true if the packet of a frame with an IP header at this offset may be plain.
     #[inline(always)]
     pub fn is_at(header: u32, version: IpVersion) -> bool {

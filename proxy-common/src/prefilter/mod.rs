@@ -43,15 +43,14 @@ impl PrefilterTable {
     /// The number of 64-bit words of the value, with the mask.
     pub const LENGTH: u32 = 1 + MAX_WORDS;
 
-    /// Returns true if one of the items was inserted, or with a false positive.
+    /// Returns the bits of each item that are not set: 0 if it was inserted, or with a false
+    /// positive.
     #[inline(always)]
-    pub fn may_contain_any<const N: usize>(&self, items: [PrefilterItem; N]) -> bool {
+    pub fn missing_bits<const N: usize>(&self, items: [PrefilterItem; N]) -> [u64; N] {
         #[expect(clippy::cast_possible_truncation, reason = "there are at most 2^17 words")]
         let mask = self.mask as u32;
         let word = |item: PrefilterItem| self.words.get(item.index(mask) as usize).copied().unwrap_or(0);
-        // Unlike `any`, this becomes no loop over items in memory, which programs would need stack
-        // for.
-        items.map(|item| item.bits() & !word(item)).contains(&0)
+        items.map(|item| item.bits() & !word(item))
     }
 }
 

@@ -125,9 +125,11 @@ fn result<const TUNNELED: bool>(
 
 impl Tables for MemoryMaps {
     /// Has no false positives. It has removed Services and endpoints if their flows exist.
-    fn prefilter_may_contain_any<const N: usize>(&self, items: [PrefilterItem; N]) -> bool {
+    fn prefilter_missing_bits<const N: usize>(&self, items: [PrefilterItem; N]) -> [u64; N] {
         let state = self.state.borrow();
-        self.config.prefilter_items().chain(state.prefilter_items()).any(|item| items.contains(&item))
+        let has =
+            |item| self.config.prefilter_items().chain(state.prefilter_items()).any(|other| other == item);
+        items.map(|item| if has(item) { 0 } else { item.bits() })
     }
 
     fn service(&self, key: &ServiceKey) -> Option<ServiceValue> {
@@ -306,7 +308,7 @@ impl Tables for MemoryMaps {
         self.config.peer_links.contains(&link)
     }
 
-    fn may_have_direct_flow(&self, key: &DirectKeyV4) -> bool {
+    fn has_direct_hint(&self, key: &DirectKeyV4) -> bool {
         let DirectHint { place, tag } = DirectHint::of(key);
         self.direct_hints.borrow().get(&place) == Some(&tag)
     }
@@ -315,9 +317,9 @@ impl Tables for MemoryMaps {
         Some(self.config.direct_watch)
     }
 
-    fn known_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &mut Route) -> bool {
+    fn known_route(&self, packet: &RoutedPacket<'_>, link: u32, now_ns: u64, route: &mut Route) -> bool {
         let routes = self.routes.borrow();
-        let (watch, now_ns) = (&self.config.direct_watch, self.now_ns.get());
+        let watch = &self.config.direct_watch;
         let ports = watch.port_mask(now_ns);
         let usable = |known: &&KnownRoute| known.is_usable(packet, link, now_ns, (ports, watch.since_ns));
         let place = KnownRoute::place_of(packet, ports);
@@ -350,9 +352,11 @@ impl Tables for MemoryMaps {
         self.direct_flow(&(*key).into(), tcp, acknowledged).map(|flow| flow.v4())
     }
 
-    fn direct_progress(&self, key: &DirectKey) -> DirectProgress {
+    fn direct_progress(&self, key: &DirectKey, ends: Option<[&Addr; 2]>) -> DirectProgress {
         let state = self.state.borrow();
-        let flow = state.direct_flows.get(key);
+        let leaves_so =
+            |flow: &&DirectFlow| ends.is_none_or(|ends| ends == [&flow.source, &flow.destination]);
+        let flow = state.direct_flows.get(key).filter(leaves_so);
         flow.map_or_else(DirectProgress::default, |flow| DirectProgress::of(&flow.path))
     }
 

@@ -75,17 +75,27 @@ pub(super) fn find<K, V: Value>(
 }
 
 #[inline(always)]
-pub fn direct_progress(key: &DirectKey) -> DirectProgress {
+pub fn direct_progress(key: &DirectKey, ends: Option<[&Addr; 2]>) -> DirectProgress {
     match key.v4() {
-        Some(key) => progress(&DIRECT_FLOWS_V4, &key),
-        None => progress(&DIRECT_FLOWS_V6, key),
+        Some(key) => progress(&DIRECT_FLOWS_V4, &key, |flow| {
+            ends.is_none_or(|ends| ends.map(AddrV4::last_of) == [flow.source, flow.destination])
+        }),
+        None => progress(&DIRECT_FLOWS_V6, key, |flow| {
+            ends.is_none_or(|[source, destination]| {
+                *source == flow.source && *destination == flow.destination
+            })
+        }),
     }
 }
 
 #[inline(always)]
-fn progress<K, V: Value>(map: &'static LruHashMap<K, V, PLACEHOLDER>, key: &K) -> DirectProgress {
+fn progress<K, V: Value>(
+    map: &'static LruHashMap<K, V, PLACEHOLDER>,
+    key: &K,
+    is_of_connection: impl Fn(&V) -> bool,
+) -> DirectProgress {
     // SAFETY: the fields are copied before any other map operation.
-    let flow = unsafe { map.get(key) };
+    let flow = unsafe { map.get(key) }.filter(|flow| is_of_connection(flow));
     flow.map_or(DirectProgress::default(), |flow| DirectProgress::of(flow.path()))
 }
 
@@ -118,7 +128,7 @@ fn leave_hint(DirectHint { place, tag }: DirectHint) {
 }
 
 #[inline(always)]
-pub fn may_have_direct_flow(key: &DirectKeyV4) -> bool {
+pub fn has_direct_hint(key: &DirectKeyV4) -> bool {
     let DirectHint { place, tag } = DirectHint::of(key);
     DIRECT_HINTS.get(place).is_some_and(|hint| *hint == tag)
 }

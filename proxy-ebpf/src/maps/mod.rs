@@ -152,8 +152,8 @@ const EEXIST: i32 = -17;
 
 impl<P: EntryPoint> Tables for Kernel<P> {
     #[inline(always)]
-    fn prefilter_may_contain_any<const N: usize>(&self, items: [PrefilterItem; N]) -> bool {
-        PREFILTER.get(0).is_some_and(|prefilter| prefilter.may_contain_any(items))
+    fn prefilter_missing_bits<const N: usize>(&self, items: [PrefilterItem; N]) -> [u64; N] {
+        PREFILTER.get(0).map_or([1; N], |prefilter| prefilter.missing_bits(items))
     }
 
     #[inline(always)]
@@ -355,8 +355,8 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
-    fn may_have_direct_flow(&self, key: &DirectKeyV4) -> bool {
-        direct::may_have_direct_flow(key)
+    fn has_direct_hint(&self, key: &DirectKeyV4) -> bool {
+        direct::has_direct_hint(key)
     }
 
     #[inline(always)]
@@ -365,8 +365,8 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
-    fn known_route(&self, packet: &RoutedPacket<'_>, link: u32, route: &mut Route) -> bool {
-        links::known_route(packet, (link, self.now_ns()), route)
+    fn known_route(&self, packet: &RoutedPacket<'_>, link: u32, now_ns: u64, route: &mut Route) -> bool {
+        links::known_route(packet, (link, now_ns), route)
     }
 
     #[inline(always)]
@@ -390,8 +390,8 @@ impl<P: EntryPoint> Tables for Kernel<P> {
     }
 
     #[inline(always)]
-    fn direct_progress(&self, key: &DirectKey) -> DirectProgress {
-        direct::direct_progress(key)
+    fn direct_progress(&self, key: &DirectKey, ends: Option<[&Addr; 2]>) -> DirectProgress {
+        direct::direct_progress(key, ends)
     }
 
     #[inline(always)]

@@ -9,7 +9,7 @@ use core::hint::black_box;
 
 use super::{
     count, is_bare, is_on, may_follow,
-    plain::{may_follow_plain, rewrite_plain},
+    plain::{has_entry, may_follow_plain, rewrite_plain},
     rewrite_learned,
 };
 use crate::{
@@ -56,9 +56,13 @@ fn pass_on_plain<F: Frame, T: Tables>(frame: &F, tables: &T, link: XdpLinkValue)
     if packet.is_tcp() && !segment.flags.is_of_open_connection() {
         return None;
     }
-    let flow = tables.direct_flow_v4(&packet.direct_key(), segment.flags, segment.acknowledged)?;
+    let (node, key) = (tables.node()?, packet.direct_key());
+    if !has_entry(tables, &node, &packet, &key) {
+        return None;
+    }
+    let flow = tables.direct_flow_v4(&key, segment.flags, segment.acknowledged)?;
     let (ends, length) = ([&packet.source(), &packet.destination()], packet.payload_length());
-    if !may_follow_plain(frame, tables, &tables.node()?, &packet, &segment, &flow.path)
+    if !may_follow_plain(frame, tables, &node, &packet, &segment, &flow.path)
         || !may_leave(frame, tables, &flow.path)
         || may_be_completed(segment.checksum, ends, (packet.protocol(), length))
     {

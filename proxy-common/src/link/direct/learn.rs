@@ -81,7 +81,7 @@ fn try_write(
     passage: &Passage,
 ) -> Option<()> {
     let (key, now_ns) = (&passage.key, tables.now_ns());
-    let known = tables.direct_progress(key);
+    let known = tables.direct_progress(key, Some([&packet.source, &packet.destination]));
     let is_connection = key.proto == Protocol::Tcp.number();
     let is_approved = known.is_approved() || known.is_none() && !is_connection;
     if !is_approved && (now_ns < known.until_ns || !tables.request_direct(key)) {

@@ -349,7 +349,7 @@ pub(super) fn expects<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, sequenc
     }
     let Some(reply) = learn::reply_key(tables, key, flow) else { return false };
     // No `Option`: LLVM would leave the number undefined, and the verifier does not permit that.
-    let progress = tables.direct_progress(&reply);
+    let progress = tables.direct_progress(&reply, None);
     !progress.is_none() && sequence.wrapping_sub(progress.acknowledged) < UNACKNOWLEDGED
 }
 

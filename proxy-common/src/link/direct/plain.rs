@@ -21,10 +21,7 @@ pub(in super::super) fn forward_plain<F: Frame, T: Tables>(
 ) -> Option<Outcome> {
     let segment = packet.segment(frame)?;
     let key = packet.direct_key();
-    // Segments of whole flows leave at once without an entry, too. A segment that begins or ends
-    // a connection is always looked up, because it removes the entry.
-    let needs_no_entry = node.is_whole() && segment.flags.is_of_open_connection();
-    if needs_no_entry && !tables.may_have_direct_flow(&key) {
+    if !has_entry(tables, node, packet, &key) {
         return None;
     }
     let flow = tables.direct_flow_v4(&key, segment.flags, segment.acknowledged)?;
@@ -38,6 +35,20 @@ pub(in super::super) fn forward_plain<F: Frame, T: Tables>(
     }
     let rewritten = rewrite_plain(frame, packet, &flow);
     Some(leave(frame, tables, ETHERNET_HEADER, &flow.path, rewritten))
+}
+
+/// Returns false if the entry with this key does not count, or if there is none. Segments of whole
+/// flows leave at once without an entry, too. So with whole flows, the entry of a connection counts
+/// only as long as it has its hint, and most segments are not looked up.
+#[inline(always)]
+pub(super) fn has_entry(
+    tables: &impl Tables,
+    node: &NodeValue,
+    packet: &PlainPacket,
+    key: &DirectKeyV4,
+) -> bool {
+    let needs_hint = node.is_for_whole_flows() && packet.is_tcp();
+    !needs_hint || tables.has_direct_hint(key)
 }
 
 /// Returns true if the stack would do with a packet what it did with the previous one of the flow.

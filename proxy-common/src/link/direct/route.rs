@@ -227,7 +227,7 @@ fn routed<'a>(
 /// Looks up the route of an earlier packet. A function call of its own saves stack.
 #[inline(never)]
 fn know<T: Tables>(tables: &T, packet: &RoutedPacket<'_>, link: u32, route: &mut Route) -> bool {
-    tables.known_route(packet, link, route)
+    tables.known_route(packet, link, tables.now_ns(), route)
 }
 
 /// Asks the kernel for the route of a packet. Returns false if the programs may not forward the

@@ -12,18 +12,22 @@ use crate::{
     packet::{
         ETHERNET_HEADER, Frame, IpVersion, PlainEnds, PlainPacket, Route, RoutedPacket, Segment, TcpFlags,
     },
-    prefilter::PrefilterItem,
     rewrite,
     tables::Tables,
 };
 
 /// Translates a plain segment of a known connection, and sends it on: one with twice NAT or
 /// without masquerading, or one that goes through the tunnel. For all other packets, returns
-/// `None` and does not change their bytes. They go on to the general code.
+/// `None` and does not change their bytes. They go on to the general code. `from_endpoint` says
+/// that the packet may be from an endpoint.
 #[inline(never)]
-pub(in super::super) fn forward_segment<F: Frame, T: Tables>(frame: &F, tables: &T) -> Option<Outcome> {
+pub(in super::super) fn forward_segment<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    packet: &PlainPacket,
+    from_endpoint: bool,
+) -> Option<Outcome> {
     let node = tables.node()?;
-    let packet = PlainPacket::read(frame)?;
     if !packet.is_tcp() {
         return None;
     }
@@ -32,7 +36,7 @@ pub(in super::super) fn forward_segment<F: Frame, T: Tables>(frame: &F, tables: 
     if !tcp.is_after_first() || packet.hops() <= 1 || frame.mark() != 0 || frame.has_vlan_tag() {
         return None;
     }
-    let key = packet.flow_key(direction_of(tables, &node, &packet));
+    let key = packet.flow_key(direction_of(tables, &node, packet, from_endpoint));
     let has_way =
         |state| has_way(tables, key.direction, state) && !(lifetime::is_closed(state) && tcp.is_syn_ack());
     // If there is no route, the general code does the same once more, which changes nothing.
@@ -42,13 +46,13 @@ pub(in super::super) fn forward_segment<F: Frame, T: Tables>(frame: &F, tables: 
         return None;
     }
     if flow.is_dsr() {
-        return dsr::send_segment(frame, tables, &packet, &flow);
+        return dsr::send_segment(frame, tables, packet, &flow);
     }
     if is_reply(&key) && tcp.is_syn_ack() && !flow.is_assured() {
         note_sequence(frame, tables, &key, &flow);
     }
     sample(frame, tables, &flow, tcp, now_ns);
-    send(frame, tables, &packet, &key, &flow)
+    send(frame, tables, packet, (&key, &flow), now_ns)
 }
 
 /// Finds the flow of a segment with this key, and updates it. `flow` becomes what it was before.
@@ -95,17 +99,19 @@ const fn is_reply(key: &FlowKey) -> bool {
 /// for masquerading. On nodes without the tunnel, few flows are not masqueraded, and the general
 /// code sends on what their endpoints send.
 #[inline(always)]
-fn direction_of(tables: &impl Tables, node: &NodeValue, packet: &PlainPacket) -> Direction {
-    let [from, to] = packet.ports();
-    let comes_from_endpoint =
-        || tables.prefilter_may_contain(PrefilterItem::of_endpoint(&packet.source(), from));
-    let is_masquerade_port = node.is_masquerade_port(to);
-    if !(is_masquerade_port || tables.has_tunnel()) || !comes_from_endpoint() {
-        Direction::Original
-    } else if is_masquerade_port {
+fn direction_of(
+    tables: &impl Tables,
+    node: &NodeValue,
+    packet: &PlainPacket,
+    from_endpoint: bool,
+) -> Direction {
+    let [_, to] = packet.ports();
+    if from_endpoint && node.is_masquerade_port(to) {
         Direction::MasqueradeReply
-    } else {
+    } else if from_endpoint && tables.has_tunnel() {
         Direction::Reply
+    } else {
+        Direction::Original
     }
 }
 
@@ -151,11 +157,12 @@ fn send<F: Frame, T: Tables>(
     frame: &F,
     tables: &T,
     packet: &PlainPacket,
-    key: &FlowKey,
-    flow: &Flow,
+    (key, flow): (&FlowKey, &Flow),
+    now_ns: u64,
 ) -> Option<Outcome> {
     let mut route = Route::NONE;
-    if !finds_route(frame, tables, packet, [&key.source, &flow.destination], &mut route) {
+    let ends = [&key.source, &flow.destination];
+    if !finds_route(frame, tables, packet, (ends, now_ns), &mut route) {
         return None;
     }
     let ends = PlainEnds::of(flow);
@@ -183,7 +190,7 @@ fn finds_route<F: Frame, T: Tables>(
     frame: &F,
     tables: &T,
     packet: &PlainPacket,
-    [source, destination]: [&Endpoint; 2],
+    ([source, destination], now_ns): ([&Endpoint; 2], u64),
     route: &mut Route,
 ) -> bool {
     let routed = RoutedPacket {
@@ -196,5 +203,5 @@ fn finds_route<F: Frame, T: Tables>(
         source,
         destination,
     };
-    routed.length != 0 && tables.known_route(&routed, frame.link(), route)
+    routed.length != 0 && tables.known_route(&routed, frame.link(), now_ns, route)
 }

@@ -99,8 +99,12 @@ fn write_headers<F: Frame, T: Tables>(
 /// its endpoint. For all other packets, returns `None` and does not change their bytes. The
 /// kernel takes them out of the tunnel, and [`super::tunneled`] handles them.
 #[inline(never)]
-pub(in super::super) fn receive_segment<F: Frame, T: Tables>(frame: &F, tables: &T) -> Option<Outcome> {
-    let InnerSegment { packet, segment } = read_inner(frame, tables)?;
+pub(in super::super) fn receive_segment<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    outer: &PlainPacket,
+) -> Option<Outcome> {
+    let InnerSegment { packet, segment } = read_inner(frame, tables, outer)?;
     if !segment.flags.is_after_first() {
         return None;
     }
@@ -115,8 +119,7 @@ pub(in super::super) fn receive_segment<F: Frame, T: Tables>(frame: &F, tables: 
 
 /// Reads a segment within a packet of the tunnel that a known node sent to this one.
 #[inline(always)]
-fn read_inner(frame: &impl Frame, tables: &impl Tables) -> Option<InnerSegment> {
-    let outer = PlainPacket::read(frame)?;
+fn read_inner(frame: &impl Frame, tables: &impl Tables, outer: &PlainPacket) -> Option<InnerSegment> {
     let [_, port] = outer.ports();
     let is_for_tunnel = !outer.is_tcp()
         && port == tables.tunnel_port()
@@ -125,7 +128,7 @@ fn read_inner(frame: &impl Frame, tables: &impl Tables) -> Option<InnerSegment> 
         && !frame.has_vlan_tag()
         && tables.node().is_some_and(|node| node.tunnel_link != 0 && node.tunnel_v4 == outer.destination())
         && tables.is_dsr_node(&outer.source());
-    if is_for_tunnel { InnerSegment::read(frame, &outer) } else { None }
+    if is_for_tunnel { InnerSegment::read(frame, outer) } else { None }
 }
 
 /// Returns true for the state of a flow whose segments go to an endpoint of this node at once.

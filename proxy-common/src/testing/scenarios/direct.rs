@@ -6,7 +6,8 @@ use crate::{
     Protocol,
     checksum::Difference,
     layout::{
-        DirectFlow, DirectKey, DirectPath, DirectWatch, Endpoint, ServiceCounts, XdpLinkValue, direct_flags,
+        DirectFlow, DirectKey, DirectPath, DirectScope, DirectWatch, Endpoint, ServiceCounts, XdpLinkValue,
+        direct_flags,
     },
     link::Outcome,
     packet::{TcpFlags, Tuple},
@@ -86,6 +87,18 @@ fn sum_of_the_hardware_stays_correct_on_the_direct_path(node: &mut TestNode<'_>)
     }
 }
 
+/// In the kernel, no test frame has such a checksum.
+fn checksum_that_hardware_completes_stays_correct_on_the_direct_path(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let (before, after) = learned(node, protocol);
+        let [before, after] = [before, after].map(TestPacket::with_sum_of_pseudo_header);
+        let input = InputFrame { checksum: ChecksumState::Partial, ..InputFrame::new(before.to_frame()) };
+        let Some(result) = node.run(Hook::Ingress, &input) else { return };
+        result.is_redirected_as(&after);
+        node.wait(0);
+    }
+}
+
 fn datagram_without_a_checksum_gets_none_on_the_direct_path(node: &mut TestNode<'_>) {
     let (before, after) = learned(node, Protocol::Udp);
     let without = |packet: TestPacket| TestPacket { checksum: Some([0; 2]), ..packet };
@@ -146,6 +159,23 @@ fn packets_of_a_learned_flow_leave_before_the_stack(node: &mut TestNode<'_>) {
         let bytes_to_endpoints = 2 * before.to_ip_packet().len() as u64;
         let counts = ServiceCounts { bytes_to_endpoints, ..ServiceCounts::NONE };
         assert_eq!(node.service_counts(SERVICE), counts);
+        node.wait(0);
+    }
+}
+
+/// The scenario writes the entry, and no hint.
+fn with_whole_flows_the_entry_of_a_connection_needs_a_hint(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let (before, after) = learned_by_xdp(node, protocol);
+        node.config.node.direct_scope = DirectScope::Whole as u16;
+        node.write_maps();
+        if protocol == Protocol::Tcp && before.from.is_ipv4() {
+            node.xdp(&before).is_left_alone();
+            node.ingress(&before).is_refused();
+        } else {
+            node.xdp(&before).is_transmitted_as(&after);
+            node.ingress(&before).is_redirected_as(&after);
+        }
         node.wait(0);
     }
 }
@@ -247,6 +277,7 @@ fn flow_that_leaves_on_a_link_without_xdp_goes_to_the_stack(node: &mut TestNode<
 
 scenarios! {
     packets_of_a_learned_flow_leave_before_the_stack,
+    with_whole_flows_the_entry_of_a_connection_needs_a_hint,
     datagram_without_a_checksum_gets_none_before_the_stack,
     packets_for_hardware_that_completes_their_checksum_go_to_the_stack,
     what_is_not_as_the_learned_packets_goes_to_the_stack_unchanged,
@@ -255,6 +286,7 @@ scenarios! {
     flow_that_leaves_on_a_link_without_xdp_goes_to_the_stack,
     packets_of_a_learned_flow_leave_on_another_link,
     sum_of_the_hardware_stays_correct_on_the_direct_path,
+    checksum_that_hardware_completes_stays_correct_on_the_direct_path,
     datagram_without_a_checksum_gets_none_on_the_direct_path,
     unusual_packets_of_a_learned_flow_are_translated_and_go_through_the_stack,
     packets_with_any_code_of_ecn_take_the_direct_path,

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::{AT, Hook, InputFrame, Masquerading, Node, OUTSIDE, PLAIN, POD, Way};
 use crate::{
     Protocol::{Tcp, Udp},
-    layout::{DirectScope, Direction, Flow, FlowKey, flow_state},
+    layout::{DirectKey, DirectScope, Direction, Flow, FlowKey, flow_state},
     link::Outcome,
     packet::{Route, TcpFlags, Tuple},
     testing::{FrameResult, TestPacket},
@@ -126,4 +126,46 @@ fn whole_flows_need_programs_that_masquerade() {
     let mut node = Node::whole(Tcp, false);
     node.maps.config.node.masquerading = Masquerading::KnownFlows as u16;
     assert_eq!(node.exchange(TcpFlags::SYN_ALONE), [Way::Stack; 2]);
+}
+
+/// Returns a node for whole flows with a flow that was learned before. It goes through the stack
+/// where it has no entry.
+fn node_with_entries() -> Node {
+    let mut node = Node::learned(Tcp, false);
+    node.maps.config.node.direct_scope = DirectScope::Whole as u16;
+    assert_eq!(node.exchange(PLAIN), [Way::Direct; 2]);
+    node
+}
+
+#[test]
+fn entry_of_a_connection_counts_as_long_as_it_has_its_hint() {
+    let mut node = node_with_entries();
+    let hints = node.maps.direct_hints.take();
+    assert_eq!(node.send(&node.request(TcpFlags::SYN_ALONE)), Way::Stack, "it removes no such entry");
+    node.maps.direct_hints.replace(hints);
+    assert_eq!(node.send(&node.request(PLAIN)), Way::Direct);
+    assert_eq!(node.send(&node.request(TcpFlags::SYN_ALONE)), Way::Stack);
+    assert_eq!(node.send(&node.request(PLAIN)), Way::Stack, "the entry is removed");
+}
+
+#[test]
+fn connection_keeps_nothing_of_an_entry_with_another_endpoint() {
+    const LONGEST: u16 = 9_000;
+    for (endpoint, is_other) in [(AT.pod, false), (AT.node, true)] {
+        let mut node = node_with_entries();
+        let packet = node.request(PLAIN);
+        let tuple = Tuple { source: packet.from.into(), destination: packet.to.into() };
+        let key = DirectKey::new(Tcp, tuple);
+        if let Some(flow) = node.maps.state.borrow_mut().direct_flows.get_mut(&key) {
+            (flow.destination, flow.path.longest) = (endpoint.into(), LONGEST);
+        }
+        node.maps.direct_hints.take();
+        assert_eq!(node.send(&packet), Way::Stack, "it is learned from");
+        let path = node.maps.state.borrow().direct_flows[&key].path;
+        let requests = node.maps.direct_requests.borrow().len();
+        assert_eq!(
+            (path.longest != LONGEST, path.is_approved(), requests == 1),
+            (is_other, !is_other, is_other)
+        );
+    }
 }
