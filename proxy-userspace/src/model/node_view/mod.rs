@@ -30,8 +30,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         with_direct_path: settings.masquerades_with_direct_path,
         addresses: masquerade_addresses(links.keys().copied(), facts),
     });
-    let bridge_ports = bridge_ports(facts);
-    let direct_links = direct_links(&links, &bridge_ports, &facts.link_path);
+    let direct_links = direct_links(&links, &facts.link_path);
     let bond_ports = bond_ports(&links, facts, &bonds);
     NodeView {
         xdp_links: xdp_links(settings, &links, &direct_links, facts),
@@ -49,7 +48,7 @@ pub(super) fn node_view(settings: &ModelSettings, node: Option<&Node>, facts: &N
         socket_scope: facts.socket_scope.clone(),
         exempt_addresses: facts.exempt_addresses.clone(),
         local_links: local_links(&local_detector, facts),
-        bridge_ports,
+        bridge_ports: bridge_ports(facts),
         bond_ports,
         local_detector,
         service_cidrs: Vec::new(),
@@ -123,20 +122,11 @@ fn served_links(settings: &ModelSettings, facts: &NodeFacts, bonds: &Bonds<'_>) 
     facts.links.iter().filter(|link| may_serve(settings, bonds, link)).filter_map(served).collect()
 }
 
-/// Returns the links on which flows that come in may take the direct path. What comes in on a port
-/// of a bridge goes through the bridge, which has rules and a state of its own.
-fn direct_links(
-    links: &BTreeMap<u32, ServedLink>,
-    bridge_ports: &BTreeMap<u32, MacAddress>,
-    path: &LinkPath,
-) -> BTreeSet<u32> {
+/// Returns the links on which flows that come in may take the direct path.
+fn direct_links(links: &BTreeMap<u32, ServedLink>, path: &LinkPath) -> BTreeSet<u32> {
     let LinkPath::Direct { without, .. } = path else { return BTreeSet::new() };
-    let is_direct = |(index, link): &(&u32, &ServedLink)| {
-        link.framing == Framing::Ethernet
-            && !without.contains(&link.name)
-            && !bridge_ports.contains_key(index)
-    };
-    links.iter().filter(is_direct).map(|(index, _)| *index).collect()
+    let is_direct = |link: &ServedLink| link.framing == Framing::Ethernet && !without.contains(&link.name);
+    links.iter().filter(|(_, link)| is_direct(link)).map(|(index, _)| *index).collect()
 }
 
 /// Returns the links whose packets of the direct path may come in at once at the other end of the

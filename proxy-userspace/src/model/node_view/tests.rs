@@ -183,25 +183,6 @@ fn direct_path_is_for_ethernet_links_without_filters_of_others() {
 }
 
 #[test]
-fn port_of_a_bridge_has_no_direct_path_and_the_bridge_has_it() {
-    let bridge_address = Some(MacAddress([2, 0, 0, 0, 0, 5]));
-    let links = vec![
-        link(2, "eth0"),
-        Link { bridge_address, ..link(5, "cbr0") },
-        Link { master: Some(5), ..link(6, "veth1") },
-        Link { master: Some(9), ..link(7, "veth2") },
-    ];
-    let link_path = LinkPath::Direct {
-        scope: DirectScope::Whole,
-        lease: Duration::ZERO,
-        without: BTreeSet::new(),
-        filtered: BTreeSet::new(),
-    };
-    let view = node_view(&settings(), None, &NodeFacts { links, link_path, ..NodeFacts::default() });
-    assert_eq!(view.direct_links.into_iter().collect::<Vec<_>>(), [2, 5, 7], "veth2 has another master");
-}
-
-#[test]
 fn programs_begin_to_masquerade_with_the_direct_path_and_go_on() {
     let ports = PortRange { first: 1_024, last: 29_999 };
     let settings = |with_direct_path| ModelSettings {
