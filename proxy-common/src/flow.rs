@@ -428,11 +428,13 @@ pub fn touch_pass_entry(tables: &impl Tables, key: &FlowKey, flow: &Flow, now_ns
 #[inline(never)]
 pub fn assure<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
     let state = state::after(flow.state, observed) | state::ASSURED;
-    let flow = Flow { state, used_ns: now_ns, ..*flow };
     let opposite = flow.opposite_key(key);
     let acknowledged = tables.flow(&opposite).map_or(0, |reply| reply.acknowledged);
-    if tables.assure_flow(key, &Flow { acknowledged: 0, ..flow }) && flow.state & state::PASS == 0 {
-        tables.assure_flow(&opposite, &Flow { acknowledged, ..flow.opposite(key) });
+    // One value for both entries, because stack is scarce.
+    let mut flow = Flow { state, acknowledged: 0, used_ns: now_ns, ..*flow };
+    if tables.assure_flow(key, &flow) && flow.state & state::PASS == 0 {
+        (flow.source, flow.destination, flow.acknowledged) = (key.destination, key.source, acknowledged);
+        tables.assure_flow(&opposite, &flow);
     }
 }
 

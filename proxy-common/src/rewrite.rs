@@ -48,11 +48,25 @@ pub fn plain(
     }
 }
 
-/// Updates the checksum of a TCP segment of IPv4 at this offset, often with one call of the kernel
-/// instead of two. `addresses` is not zero.
+/// Rewrites addresses and ports of a plain packet that goes on through the stack. Returns `None`
+/// as [`transport`].
+#[inline(always)]
+pub fn plain_ends(frame: &impl Frame, packet: &PlainPacket, ends: &PlainEnds) -> Option<()> {
+    let [addresses, ports] = packet.differences(ends);
+    let checksum = TransportChecksum::of(frame, packet.checksum_field())?;
+    frame.store(PlainPacket::CHECKSUM, &packet.ends(ends, addresses))?;
+    if packet.is_tcp() && !addresses.is_zero() {
+        fix_tcp(frame, checksum.offset, addresses, ports)
+    } else {
+        checksum.fix(frame, IpVersion::V4, addresses, ports)
+    }
+}
+
+/// Updates the checksum of a TCP segment of IPv4 at this offset, often with one call of the
+/// kernel instead of two. `addresses` is not zero.
 ///
-/// Hardware may be meant to complete the checksum (`CHECKSUM_PARTIAL`). The field then has the sum
-/// of the pseudo header, in which ports do not count. The kernel adds the difference of the
+/// Hardware may be meant to complete the checksum (`CHECKSUM_PARTIAL`). The field then has the
+/// sum of the pseudo header, in which ports do not count. The kernel adds the difference of the
 /// addresses to this sum, and subtracts it from a complete checksum. So the field shows which of
 /// both it has.
 #[inline(always)]

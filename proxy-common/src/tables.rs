@@ -16,14 +16,14 @@ use crate::{
 /// The maps, a clock and random numbers. A write may fail if the kernel has no memory at that
 /// moment.
 pub trait Tables {
-    /// Returns the bits of each item that the prefilter does not have: 0 if it has the item, or with
-    /// a false positive.
+    /// Returns the bits of each item that the prefilter does not have: 0 if it has the item, or
+    /// with a false positive.
     fn prefilter_missing_bits<const N: usize>(&self, items: [PrefilterItem; N]) -> [u64; N];
     /// Returns true if the prefilter has one of the items, or with a false positive.
     #[inline(always)]
     fn prefilter_may_contain_any<const N: usize>(&self, items: [PrefilterItem; N]) -> bool {
-        // Unlike `any`, this becomes no loop over items in memory, which programs would need stack
-        // for.
+        // Unlike `any`, this becomes no loop over items in memory, which programs would need
+        // stack for.
         self.prefilter_missing_bits(items).contains(&0)
     }
     /// Does the same with one item.
@@ -144,8 +144,9 @@ pub trait Tables {
     fn direct_flow(&self, key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow>;
     /// Does the same for IPv4.
     fn direct_flow_v4(&self, key: &DirectKeyV4, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlowV4>;
-    /// Looks up what is known of such a direction, without a change. With ends, only if packets leave
-    /// with this source and destination: an entry of an earlier connection may have others.
+    /// Looks up what is known of such a direction, without a change. An entry with other ends
+    /// than these, source and destination of packets that leave, is of an earlier connection and
+    /// does not count. Ports are not compared.
     fn direct_progress(&self, key: &DirectKey, ends: Option<[&Addr; 2]>) -> DirectProgress;
     /// Inserts or replaces a direction of a flow on the direct path, whose packets leave with these
     /// addresses.

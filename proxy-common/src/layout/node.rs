@@ -158,8 +158,8 @@ impl NodeValue {
         self.direct_epoch as u32
     }
 
-    /// Returns true if the node is set to [`DirectScope::Whole`]. A change begins a new epoch of the
-    /// direct path.
+    /// Returns true if the node is set to [`DirectScope::Whole`]. A change begins a new epoch of
+    /// the direct path.
     #[inline(always)]
     pub const fn is_for_whole_flows(&self) -> bool {
         self.direct_scope == DirectScope::Whole as u16

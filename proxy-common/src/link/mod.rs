@@ -12,6 +12,7 @@ mod original;
 mod plain;
 mod refusal;
 mod reply;
+mod segment;
 
 pub use self::dsr::tunneled;
 use self::{original::ClientPacket, plain::Finding};
@@ -67,6 +68,8 @@ pub fn ingress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: 
             {
                 return outcome;
             }
+        } else if let Some(outcome) = segment::ingress(frame, tables, &packet, from_endpoint) {
+            return outcome;
         }
     }
     let mut packet = Packet::at(header, version);
@@ -104,16 +107,16 @@ pub fn egress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: I
         return Outcome::Proceed;
     }
     let is_unmarked = frame.mark() == 0 && !notes.has(Notes::ALL);
-    if F::IS_ETHERNET
-        && is_unmarked
-        && PlainPacket::is_at(header, version)
-        && plain::leaves_without_service(frame, tables)
-    {
-        return Outcome::Proceed;
-    }
     let is_masqueraded = take_marks(frame, tables, notes);
+    let mut decided = None;
+    if F::IS_ETHERNET && PlainPacket::is_at(header, version) {
+        decided = plain::egress(frame, tables, is_unmarked, is_masqueraded);
+    }
     let mut packet = Packet::at(header, version);
-    let outcome = process(frame, tables, &mut packet, Direction::Reply, is_masqueraded).of_program();
+    let outcome = match decided {
+        Some(outcome) => outcome,
+        None => process(frame, tables, &mut packet, Direction::Reply, is_masqueraded).of_program(),
+    };
     if F::IS_ETHERNET
         && matches!(outcome, Outcome::Proceed)
         && (Notes::take_learn(frame) || notes.has(Notes::LEARN))

@@ -1,8 +1,9 @@
 //! Plain packets. Most of them are of no Service, or of a flow on the direct path. A few fields of
 //! a packet are enough to find out.
 
-use super::{Outcome, direct};
+use super::{Outcome, direct, segment};
 use crate::{
+    layout::Direction,
     packet::{Frame, PlainPacket},
     prefilter::PrefilterItem,
     service,
@@ -13,9 +14,9 @@ use crate::{
 pub(super) enum Finding {
     /// It is decided what happens to it.
     Decided(Outcome),
-    /// It is plain, and may be from an endpoint.
+    /// It goes on. It is plain, and may be from an endpoint.
     FromEndpoint,
-    /// It is another packet.
+    /// It goes on. It is not plain, or not from an endpoint, or for the tunnel.
     Other,
 }
 
@@ -66,11 +67,29 @@ fn items(packet: &PlainPacket) -> [PrefilterItem; 3] {
     [PrefilterItem::of_endpoint(&packet.source(), from), service, node_port]
 }
 
-/// Returns true if a packet that leaves is plain and of no Service. Then `reply::may_match` would
-/// return false. Call it only for packets without a note and a mark.
+/// Handles a plain packet that leaves: one of no Service passes, and a segment of a known
+/// connection is translated. Returns `None` for all others. They go on to the general code.
+/// `is_unmarked` says that the packet had no note and no mark, and `is_masqueraded` that the
+/// programs masquerade it if they know its flow.
 #[inline(never)]
-pub(super) fn leaves_without_service<F: Frame, T: Tables>(frame: &F, tables: &T) -> bool {
-    let Some(packet) = PlainPacket::read(frame) else { return false };
+pub(super) fn egress<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    is_unmarked: bool,
+    is_masqueraded: bool,
+) -> Option<Outcome> {
+    let packet = PlainPacket::read(frame)?;
+    if is_unmarked && leaves_without_service(tables, &packet) {
+        return Some(Outcome::Proceed);
+    }
+    let direction = if is_masqueraded { Direction::Masquerade } else { Direction::Reply };
+    segment::translate(frame, tables, &packet, direction)
+}
+
+/// Returns true if a packet that leaves is of no Service. Then `reply::may_match` would return
+/// false.
+#[inline(always)]
+fn leaves_without_service(tables: &impl Tables, packet: &PlainPacket) -> bool {
     let (source, [port, _]) = (packet.source(), packet.ports());
     let endpoint = PrefilterItem::of_endpoint(&source, port);
     if packet.is_tcp() {

@@ -84,6 +84,8 @@ pub struct Segment {
 }
 
 impl PlainPacket {
+    /// The offset of the checksum of the IPv4 header. Addresses and ports follow it.
+    pub const CHECKSUM: u32 = ETHERNET_HEADER + 10;
     /// No packet: neither TCP nor UDP.
     pub const NONE: Self = Self([0; 6]);
 
@@ -280,6 +282,23 @@ impl PlainPacket {
             .and(Difference::of_words(self.bytes(4), ends.addresses[1].octets));
         let ports = Difference::of_words(self.bytes(5), ends.port_bytes());
         [addresses, ports]
+    }
+
+    /// Returns what follows the offset [`Self::CHECKSUM`] with these addresses and ports: the
+    /// checksum of the IPv4 header, addresses and ports. `addresses` is the difference that the
+    /// addresses make.
+    #[inline(always)]
+    pub fn ends(&self, ends: &PlainEnds, addresses: Difference) -> [u8; 14] {
+        let [_, _, a, b] = self.bytes(2);
+        let [source, destination] =
+            ends.addresses.map(|address| u128::from(u32::from_le_bytes(address.octets)));
+        // Built in registers, because BPF would otherwise write byte by byte.
+        let bytes = u128::from(u16::from_le_bytes(addresses.apply([a, b])))
+            | source << 16
+            | destination << 48
+            | u128::from(u32::from_le_bytes(ends.port_bytes())) << 80;
+        let [bytes @ .., _, _] = bytes.to_le_bytes();
+        bytes
     }
 
     /// Returns the start of the frame in which the packet leaves: with these Ethernet addresses,

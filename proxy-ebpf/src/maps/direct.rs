@@ -113,8 +113,9 @@ pub fn put_direct_flow(key: &DirectKey, source: &Addr, destination: &Addr, path:
 fn put_v4(key: &DirectKey, source: &Addr, destination: &Addr, path: &DirectPath) {
     let [source, destination] = [source, destination].map(AddrV4::last_of);
     if let Some(key) = key.v4() {
-        put(&DIRECT_FLOWS_V4, &key, &DirectFlowV4 { source, destination, path: *path });
-        leave_hint(DirectHint::of(&key));
+        if put(&DIRECT_FLOWS_V4, &key, &DirectFlowV4 { source, destination, path: *path }) {
+            leave_hint(DirectHint::of(&key));
+        }
     }
 }
 
@@ -139,8 +140,9 @@ fn put_v6(key: &DirectKey, source: &Addr, destination: &Addr, path: &DirectPath)
     put(&DIRECT_FLOWS_V6, key, &DirectFlow { source: *source, destination: *destination, path: *path });
 }
 
+/// Returns false if the kernel has no memory. Without the entry, packets go through the stack.
 #[inline(always)]
-fn put<K, V: Value>(map: &'static LruHashMap<K, V, PLACEHOLDER>, key: &K, flow: &V) {
+fn put<K, V: Value>(map: &'static LruHashMap<K, V, PLACEHOLDER>, key: &K, flow: &V) -> bool {
     let path = flow.path();
     if let Some(entry) = map.get_ptr_mut(key) {
         // SAFETY: as in `flows::touch_flow`. If the kernel gave the element to another flow between
@@ -152,12 +154,11 @@ fn put<K, V: Value>(map: &'static LruHashMap<K, V, PLACEHOLDER>, key: &K, flow: 
                 (*entry).longest = path.longest;
                 (*entry).epoch = path.epoch;
                 (*entry).until_ns = path.until_ns;
-                return;
+                return true;
             }
         }
     }
-    // Without the entry, packets go through the stack.
-    let _ = map.insert(key, flow, 0);
+    map.insert(key, flow, 0).is_ok()
 }
 
 #[inline(always)]

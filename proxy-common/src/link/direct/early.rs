@@ -9,7 +9,7 @@ use core::hint::black_box;
 
 use super::{
     count, is_bare, is_on, may_follow,
-    plain::{has_entry, may_follow_plain, rewrite_plain},
+    plain::{may_count, may_follow_plain, rewrite_plain},
     rewrite_learned,
 };
 use crate::{
@@ -57,7 +57,7 @@ fn pass_on_plain<F: Frame, T: Tables>(frame: &F, tables: &T, link: XdpLinkValue)
         return None;
     }
     let (node, key) = (tables.node()?, packet.direct_key());
-    if !has_entry(tables, &node, &packet, &key) {
+    if !may_count(tables, &node, &key) {
         return None;
     }
     let flow = tables.direct_flow_v4(&key, segment.flags, segment.acknowledged)?;

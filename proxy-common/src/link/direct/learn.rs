@@ -1,6 +1,6 @@
 //! Learns what the stack does with a flow from a packet that leaves.
 
-use super::{LEASE_NS, epoch, is_bare, is_before_change, longest, may_hand_to_peer};
+use super::{LEASE_NS, epoch, is_bare, is_before_change, longest, may_count, may_hand_to_peer};
 use crate::{
     Protocol,
     checksum::Difference,
@@ -83,7 +83,9 @@ fn try_write(
     let (key, now_ns) = (&passage.key, tables.now_ns());
     let known = tables.direct_progress(key, Some([&packet.source, &packet.destination]));
     let is_connection = key.proto == Protocol::Tcp.number();
-    let is_approved = known.is_approved() || known.is_none() && !is_connection;
+    // Conntrack has no whole flows. It may have others, and userspace approves each of them.
+    let is_of_earlier = || passage.state & flow_state::WHOLE == 0 && !may_count(tables, key);
+    let is_approved = known.is_approved() && !is_of_earlier() || known.is_none() && !is_connection;
     if !is_approved && (now_ns < known.until_ns || !tables.request_direct(key)) {
         return None;
     }

@@ -27,7 +27,7 @@ pub(super) use self::{
     learn::learn,
     plain::forward_plain,
     route::{Way, way_by},
-    segment::{drop_segment, forward_segment, observe},
+    segment::{drop_segment, forward_segment, note_segment, observe},
     whole::{is_reply, is_whole, leave_by, send_on, state},
 };
 use super::{Notes, Outcome, comes_from_endpoint, goes_to_vip, ip_length, not_rewritten};
@@ -348,9 +348,21 @@ pub(super) fn expects<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, sequenc
         return false;
     }
     let Some(reply) = learn::reply_key(tables, key, flow) else { return false };
+    if !may_count(tables, &reply) {
+        return false;
+    }
     // No `Option`: LLVM would leave the number undefined, and the verifier does not permit that.
     let progress = tables.direct_progress(&reply, None);
     !progress.is_none() && sequence.wrapping_sub(progress.acknowledged) < UNACKNOWLEDGED
+}
+
+/// Returns true if an entry with this key would count ([`plain::may_count`]).
+#[inline(always)]
+fn may_count(tables: &impl Tables, key: &DirectKey) -> bool {
+    match (tables.node(), key.v4()) {
+        (Some(node), Some(key)) => plain::may_count(tables, &node, &key),
+        _ => true,
+    }
 }
 
 /// Sends the next packet of the endpoint through the stack, after a SYN or a reset of its client.

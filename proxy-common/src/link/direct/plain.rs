@@ -3,6 +3,7 @@
 
 use super::{super::Outcome, Arrival, is_like, leave, note_difference};
 use crate::{
+    Protocol,
     checksum::Difference,
     layout::{DirectFlowV4, DirectKeyV4, DirectPath, NodeValue},
     packet::{ETHERNET_HEADER, Frame, PlainEnds, PlainPacket, Segment},
@@ -21,7 +22,7 @@ pub(in super::super) fn forward_plain<F: Frame, T: Tables>(
 ) -> Option<Outcome> {
     let segment = packet.segment(frame)?;
     let key = packet.direct_key();
-    if !has_entry(tables, node, packet, &key) {
+    if !may_count(tables, node, &key) {
         return None;
     }
     let flow = tables.direct_flow_v4(&key, segment.flags, segment.acknowledged)?;
@@ -37,17 +38,13 @@ pub(in super::super) fn forward_plain<F: Frame, T: Tables>(
     Some(leave(frame, tables, ETHERNET_HEADER, &flow.path, rewritten))
 }
 
-/// Returns false if the entry with this key does not count, or if there is none. Segments of whole
-/// flows leave at once without an entry, too. So with whole flows, the entry of a connection counts
-/// only as long as it has its hint, and most segments are not looked up.
+/// Returns true if an entry with this key would count. Segments of whole flows leave at once
+/// without an entry, too. So with whole flows, the entry of a connection counts only as long as
+/// it has its hint, and most segments are not looked up. A SYN without a hint removes no entry:
+/// who uses an entry must ask here.
 #[inline(always)]
-pub(super) fn has_entry(
-    tables: &impl Tables,
-    node: &NodeValue,
-    packet: &PlainPacket,
-    key: &DirectKeyV4,
-) -> bool {
-    let needs_hint = node.is_for_whole_flows() && packet.is_tcp();
+pub(super) fn may_count(tables: &impl Tables, node: &NodeValue, key: &DirectKeyV4) -> bool {
+    let needs_hint = node.is_for_whole_flows() && key.proto == Protocol::Tcp.number();
     !needs_hint || tables.has_direct_hint(key)
 }
 

@@ -89,10 +89,28 @@ pub(in super::super) fn observe(
     true
 }
 
+/// Notes what a segment shows besides the state of its flow. `flow` is what it was before.
+#[inline(always)]
+pub(in super::super) fn note_segment<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    (key, flow): (&FlowKey, &Flow),
+    tcp: TcpFlags,
+    now_ns: u64,
+) {
+    if is_reply(key) && tcp.is_syn_ack() && !flow.is_assured() {
+        note_sequence(frame, tables, key, flow);
+    }
+    // The packet was sampled where it came in.
+    if key.direction != Direction::Masquerade as u8 {
+        sample(frame, tables, flow, tcp, now_ns);
+    }
+}
+
 /// Returns true for the key of what an endpoint sends.
 #[inline(always)]
 const fn is_reply(key: &FlowKey) -> bool {
-    key.direction != Direction::Original as u8
+    key.direction & Direction::Reply as u8 != 0
 }
 
 /// Returns the direction of the flow that a packet may belong to. A VIP may have a port of those

@@ -44,21 +44,21 @@ impl NodeValue {
 /// begins to track connections, any packet may be the first one. So once the endpoint has replied,
 /// packets have only the note. A filter of another program takes the note away if it comes later
 /// and accepts the packet. Where packets take the direct path, userspace knows the links without
-/// such filters.
+/// such filters. `is_whole` says that the packet is no fragment.
 #[inline(always)]
 pub(super) fn ask(
     frame: &impl Frame,
     tables: &impl Tables,
-    packet: &Packet,
     node: &NodeValue,
     flow: &Flow,
+    is_whole: bool,
 ) -> bool {
     if !node.masquerades_known_flows() {
         return false;
     }
     Notes::leave(frame, Notes::MASQUERADE);
     flow.state & flow_state::REPLIED != 0
-        && matches!(packet.fragment, Fragment::Whole)
+        && is_whole
         && (!node.is_direct() || tables.is_direct_link(frame.link()))
 }
 

@@ -227,9 +227,7 @@ fn translate<F: Frame, T: Tables>(
     let mark = if flow.state & flow_state::MASQUERADE == 0 {
         0
     } else {
-        set_mark(frame, tables, |node| {
-            if masquerade::ask(frame, tables, packet, node, flow) { 0 } else { node.masquerade_mark }
-        })
+        mark(frame, tables, flow, matches!(packet.fragment, Fragment::Whole))
     };
     if packet.fragment == Fragment::First {
         fragment::record_first::<F, _>(tables, packet, Direction::Original, flow, mark);
@@ -237,6 +235,15 @@ fn translate<F: Frame, T: Tables>(
     let event = ServiceEvent::ToEndpoint(ip_length(frame, packet.header()));
     let rewritten = rewrite::transport(frame, packet, *protocol, key, flow);
     forward(finish_flow_packet(frame, tables, (key, flow), event, rewritten), flow)
+}
+
+/// Marks a packet to be masqueraded, and returns the bits of the mark that it needs. `is_whole`
+/// says that it is no fragment.
+#[inline(always)]
+pub(super) fn mark(frame: &impl Frame, tables: &impl Tables, flow: &Flow, is_whole: bool) -> u32 {
+    set_mark(frame, tables, |node| {
+        if masquerade::ask(frame, tables, node, flow, is_whole) { 0 } else { node.masquerade_mark }
+    })
 }
 
 /// Sets bits of the mark, and returns them.

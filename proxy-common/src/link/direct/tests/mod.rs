@@ -1,6 +1,7 @@
 //! What is learned from packets that went through the stack, and what takes the direct path then.
 
 mod route;
+mod segment;
 mod twice_nat;
 mod whole;
 

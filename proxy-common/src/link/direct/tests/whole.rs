@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::{AT, Hook, InputFrame, Masquerading, Node, OUTSIDE, PLAIN, POD, Way};
+use super::{AT, Hook, InputFrame, LEASE_NS, Masquerading, Node, OUTSIDE, PLAIN, POD, Way};
 use crate::{
     Protocol::{Tcp, Udp},
     layout::{DirectKey, DirectScope, Direction, Flow, FlowKey, flow_state},
@@ -149,9 +149,14 @@ fn entry_of_a_connection_counts_as_long_as_it_has_its_hint() {
 }
 
 #[test]
-fn connection_keeps_nothing_of_an_entry_with_another_endpoint() {
+fn connection_keeps_of_an_entry_without_a_hint_what_is_true_of_it_too() {
     const LONGEST: u16 = 9_000;
-    for (endpoint, is_other) in [(AT.pod, false), (AT.node, true)] {
+    for (endpoint, state, keeps_length, keeps_approval) in [
+        (AT.pod, flow_state::WHOLE, true, true),
+        // Conntrack may have this one, so userspace approves it again.
+        (AT.pod, 0, true, false),
+        (AT.node, flow_state::WHOLE, false, false),
+    ] {
         let mut node = node_with_entries();
         let packet = node.request(PLAIN);
         let tuple = Tuple { source: packet.from.into(), destination: packet.to.into() };
@@ -159,13 +164,12 @@ fn connection_keeps_nothing_of_an_entry_with_another_endpoint() {
         if let Some(flow) = node.maps.state.borrow_mut().direct_flows.get_mut(&key) {
             (flow.destination, flow.path.longest) = (endpoint.into(), LONGEST);
         }
+        node.maps.state.borrow_mut().flows.values_mut().for_each(|flow| flow.state |= state);
         node.maps.direct_hints.take();
+        node.pass(LEASE_NS);
         assert_eq!(node.send(&packet), Way::Stack, "it is learned from");
         let path = node.maps.state.borrow().direct_flows[&key].path;
-        let requests = node.maps.direct_requests.borrow().len();
-        assert_eq!(
-            (path.longest != LONGEST, path.is_approved(), requests == 1),
-            (is_other, !is_other, is_other)
-        );
+        assert_eq!((path.longest == LONGEST, path.is_approved()), (keeps_length, keeps_approval));
+        assert_eq!(node.maps.direct_requests.borrow().is_empty(), keeps_approval);
     }
 }
