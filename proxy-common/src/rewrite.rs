@@ -41,41 +41,38 @@ pub fn plain(
 ) -> Option<()> {
     let checksum = TransportChecksum::of(frame, packet.checksum_field())?;
     frame.store(0, packet.start(hardware, ends, addresses).bytes()?)?;
-    if packet.is_tcp() && !addresses.is_zero() {
+    if packet.is_tcp() {
         fix_tcp(frame, checksum.offset, addresses, ports)
     } else {
         checksum.fix(frame, IpVersion::V4, addresses, ports)
     }
 }
 
-/// Rewrites addresses and ports of a plain packet that goes on through the stack. Returns `None`
-/// as [`transport`].
+/// Rewrites addresses and ports of a plain TCP segment that goes on through the stack. Returns
+/// `None` as [`transport`].
 #[inline(always)]
-pub fn plain_ends(frame: &impl Frame, packet: &PlainPacket, ends: &PlainEnds) -> Option<()> {
+pub fn segment(frame: &impl Frame, packet: &PlainPacket, ends: &PlainEnds) -> Option<()> {
     let [addresses, ports] = packet.differences(ends);
-    let checksum = TransportChecksum::of(frame, packet.checksum_field())?;
+    let ChecksumField { offset, .. } = packet.checksum_field()?;
     frame.store(PlainPacket::CHECKSUM, &packet.ends(ends, addresses))?;
-    if packet.is_tcp() && !addresses.is_zero() {
-        fix_tcp(frame, checksum.offset, addresses, ports)
-    } else {
-        checksum.fix(frame, IpVersion::V4, addresses, ports)
-    }
+    fix_tcp(frame, offset, addresses, ports)
 }
 
 /// Updates the checksum of a TCP segment of IPv4 at this offset, often with one call of the
-/// kernel instead of two. `addresses` is not zero.
+/// kernel instead of two.
 ///
 /// Hardware may be meant to complete the checksum (`CHECKSUM_PARTIAL`). The field then has the
 /// sum of the pseudo header, in which ports do not count. The kernel adds the difference of the
 /// addresses to this sum, and subtracts it from a complete checksum. So the field shows which of
-/// both it has.
+/// both it has. If it does not, because both are the same, the second call does nothing to the
+/// sum of the pseudo header.
 #[inline(always)]
 fn fix_tcp(frame: &impl Frame, offset: u32, addresses: Difference, ports: Difference) -> Option<()> {
     let before = frame.load(offset)?;
     let coverage = ChecksumCoverage { pseudo_header: Some(IpVersion::V4), is_optional: false };
     frame.fix_checksum(offset, addresses, coverage)?;
-    let is_complete = frame.load(offset)? == addresses.apply(before);
-    if is_complete && !ports.is_zero() {
+    let may_be_complete = addresses.is_zero() || frame.load(offset)? == addresses.apply(before);
+    if may_be_complete && !ports.is_zero() {
         frame.fix_checksum(offset, ports, ChecksumCoverage { pseudo_header: None, ..coverage })?;
     }
     Some(())

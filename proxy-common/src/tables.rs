@@ -144,9 +144,9 @@ pub trait Tables {
     fn direct_flow(&self, key: &DirectKey, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlow>;
     /// Does the same for IPv4.
     fn direct_flow_v4(&self, key: &DirectKeyV4, tcp: TcpFlags, acknowledged: u32) -> Option<DirectFlowV4>;
-    /// Looks up what is known of such a direction, without a change. An entry with other ends
-    /// than these, source and destination of packets that leave, is of an earlier connection and
-    /// does not count. Ports are not compared.
+    /// Looks up what is known of such a direction, without a change. With `ends`, source and
+    /// destination of packets as they leave, an entry that has others does not count: it is of an
+    /// earlier connection. Ports are not compared.
     fn direct_progress(&self, key: &DirectKey, ends: Option<[&Addr; 2]>) -> DirectProgress;
     /// Inserts or replaces a direction of a flow on the direct path, whose packets leave with these
     /// addresses.

@@ -106,11 +106,10 @@ pub fn egress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: I
         }
         return Outcome::Proceed;
     }
-    let is_unmarked = frame.mark() == 0 && !notes.has(Notes::ALL);
     let is_masqueraded = take_marks(frame, tables, notes);
     let mut decided = None;
     if F::IS_ETHERNET && PlainPacket::is_at(header, version) {
-        decided = plain::egress(frame, tables, is_unmarked, is_masqueraded);
+        decided = plain::egress(frame, tables, is_masqueraded);
     }
     let mut packet = Packet::at(header, version);
     let outcome = match decided {

@@ -21,7 +21,7 @@ pub(super) enum Finding {
 }
 
 /// Handles a plain packet that comes in: one of no Service passes, and one of a flow on the direct
-/// path leaves. All others go on to the general code: `plain` becomes the packet, if it is plain.
+/// path leaves. All others go on, and `plain` becomes the packet, if it is plain.
 #[inline(never)]
 pub(super) fn ingress<F: Frame, T: Tables>(frame: &F, tables: &T, plain: &mut PlainPacket) -> Finding {
     let Some(packet) = PlainPacket::read(frame) else { return Finding::Other };
@@ -35,11 +35,17 @@ pub(super) fn ingress<F: Frame, T: Tables>(frame: &F, tables: &T, plain: &mut Pl
         return Finding::Decided(Outcome::Proceed);
     }
     *plain = packet;
-    if let Some(node) = tables.node()
-        && node.is_direct()
+    let Some(node) = tables.node() else { return Finding::Other };
+    if node.is_direct()
         && let Some(outcome) = direct::forward_plain(frame, tables, &node, &packet)
     {
         return Finding::Decided(outcome);
+    }
+    let is_for_vip = service == 0 || node_port == 0;
+    let [_, to] = packet.ports();
+    if !is_for_vip && !node.is_whole() && !node.is_masquerade_port(to) {
+        // It is translated where it leaves.
+        return Finding::Decided(Outcome::Proceed);
     }
     if from_endpoint { Finding::FromEndpoint } else { Finding::Other }
 }
@@ -69,21 +75,17 @@ fn items(packet: &PlainPacket) -> [PrefilterItem; 3] {
 
 /// Handles a plain packet that leaves: one of no Service passes, and a segment of a known
 /// connection is translated. Returns `None` for all others. They go on to the general code.
-/// `is_unmarked` says that the packet had no note and no mark, and `is_masqueraded` that the
-/// programs masquerade it if they know its flow.
+/// `is_masqueraded` says that the programs masquerade the packet if they know its flow.
 #[inline(never)]
-pub(super) fn egress<F: Frame, T: Tables>(
-    frame: &F,
-    tables: &T,
-    is_unmarked: bool,
-    is_masqueraded: bool,
-) -> Option<Outcome> {
+pub(super) fn egress<F: Frame, T: Tables>(frame: &F, tables: &T, is_masqueraded: bool) -> Option<Outcome> {
     let packet = PlainPacket::read(frame)?;
-    if is_unmarked && leaves_without_service(tables, &packet) {
+    if is_masqueraded {
+        return segment::translate(frame, tables, &packet, Direction::Masquerade);
+    }
+    if leaves_without_service(tables, &packet) {
         return Some(Outcome::Proceed);
     }
-    let direction = if is_masqueraded { Direction::Masquerade } else { Direction::Reply };
-    segment::translate(frame, tables, &packet, direction)
+    segment::translate(frame, tables, &packet, Direction::Reply)
 }
 
 /// Returns true if a packet that leaves is of no Service. Then `reply::may_match` would return

@@ -1,5 +1,5 @@
-//! Plain segments of known connections that go on through the stack: on nodes without whole flows,
-//! those of connections that are not on the direct path. They need no general code.
+//! Plain segments of known connections that go on through the stack, or come from there. They
+//! need no general code.
 
 use super::{Outcome, direct, ip_length, original::mark};
 use crate::{
@@ -67,10 +67,10 @@ fn rewrite<F: Frame, T: Tables>(
     key: &FlowKey,
     flow: &Flow,
 ) -> Outcome {
-    if rewrite::plain_ends(frame, packet, &PlainEnds::of(flow)).is_none() {
+    if rewrite::segment(frame, packet, &PlainEnds::of(flow)).is_none() {
         return direct::drop_segment(tables, flow);
     }
-    // A packet that is masqueraded was counted where the other address was translated.
+    // A packet that is masqueraded is counted at the hook where its other address is translated.
     if key.direction <= Direction::Reply as u8 {
         let is_to_endpoint = key.direction == Direction::Original as u8;
         let event = ServiceEvent::of_packet(is_to_endpoint, ip_length(frame, ETHERNET_HEADER));

@@ -83,9 +83,10 @@ fn try_write(
     let (key, now_ns) = (&passage.key, tables.now_ns());
     let known = tables.direct_progress(key, Some([&packet.source, &packet.destination]));
     let is_connection = key.proto == Protocol::Tcp.number();
-    // Conntrack has no whole flows. It may have others, and userspace approves each of them.
-    let is_of_earlier = || passage.state & flow_state::WHOLE == 0 && !may_count(tables, key);
-    let is_approved = known.is_approved() && !is_of_earlier() || known.is_none() && !is_connection;
+    // An entry without a hint may be of an earlier connection. Userspace approves each connection
+    // that conntrack may have. It has no whole flows.
+    let is_of_this = || passage.state & flow_state::WHOLE != 0 || may_count(tables, key);
+    let is_approved = known.is_approved() && is_of_this() || known.is_none() && !is_connection;
     if !is_approved && (now_ns < known.until_ns || !tables.request_direct(key)) {
         return None;
     }

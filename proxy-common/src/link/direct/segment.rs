@@ -48,6 +48,7 @@ pub(in super::super) fn forward_segment<F: Frame, T: Tables>(
     if flow.is_dsr() {
         return dsr::send_segment(frame, tables, packet, &flow);
     }
+    // `note_segment` does the same and needs more stack.
     if is_reply(&key) && tcp.is_syn_ack() && !flow.is_assured() {
         note_sequence(frame, tables, &key, &flow);
     }
@@ -57,7 +58,7 @@ pub(in super::super) fn forward_segment<F: Frame, T: Tables>(
 
 /// Finds the flow of a segment with this key, and updates it. `flow` becomes what it was before.
 ///
-/// Returns false if there is none, if `has_way` is false for its state, or if a segment would
+/// Returns false if there is none, if `is_handled` is false for its state, or if a segment would
 /// change more than this: something else translates the flow, the flow is held, or the segment
 /// removes bits of its state.
 #[inline(always)]
@@ -66,11 +67,11 @@ pub(in super::super) fn observe(
     key: &FlowKey,
     segment: &Segment,
     now_ns: u64,
-    has_way: impl Fn(u32) -> bool,
+    is_handled: impl Fn(u32) -> bool,
     flow: &mut Flow,
 ) -> bool {
     const NOT: u32 = flow_state::PASS | flow_state::HELD | flow_state::LEFT | flow_state::UNTIL_NEXT;
-    let is_simple = |state| state & NOT == 0 && has_way(state);
+    let is_simple = |state| state & NOT == 0 && is_handled(state);
     let Segment { flags: tcp, acknowledged, .. } = *segment;
     // The entry of the client's direction has the sequence number of the endpoint's SYN-ACK.
     let answer = if is_reply(key) { tcp } else { TcpFlags(0) };

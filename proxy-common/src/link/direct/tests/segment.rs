@@ -27,7 +27,7 @@ struct Passed {
 /// An IP option without effect, four times.
 const OPTIONS: [u8; 4] = [1; 4];
 
-/// The flags of segments.
+/// The flags of segments. The last one, with SYN, ACK and FIN, has no function of its own.
 const SEGMENTS: [TcpFlags; 7] = [
     PLAIN,
     PLAIN,
@@ -56,8 +56,8 @@ impl Node {
     }
 }
 
-/// Returns the state of the flows after these segments, and what happened to each of them, without
-/// the options.
+/// Returns the state of the flows after these segments, and what happened to each of them. The
+/// options are left out.
 fn passed(
     segments: &[(bool, TcpFlags, u64)],
     is_masqueraded: bool,

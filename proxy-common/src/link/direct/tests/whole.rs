@@ -149,7 +149,7 @@ fn entry_of_a_connection_counts_as_long_as_it_has_its_hint() {
 }
 
 #[test]
-fn connection_keeps_of_an_entry_without_a_hint_what_is_true_of_it_too() {
+fn entry_without_a_hint_gives_its_length_to_the_same_endpoint_and_its_approval_to_whole_flows() {
     const LONGEST: u16 = 9_000;
     for (endpoint, state, keeps_length, keeps_approval) in [
         (AT.pod, flow_state::WHOLE, true, true),
