@@ -165,7 +165,7 @@ pub(super) fn measure(
 ) -> Result<(Vec<PacketsResult>, Option<NewFlows>)> {
     set_up(world)?;
     let (mut results, mut new_flows) = (Vec::new(), None);
-    for &way in ways.iter().filter(|way| way.is_possible()) {
+    for &way in ways.iter().filter(|way| way.is_possible() && way.has_packets()) {
         let service = way.proxy()?;
         if way == Way::KernelNat {
             world.run(Host::Node1, &format!("nft '{}'", kernel_nat()))?;

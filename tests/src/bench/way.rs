@@ -157,6 +157,12 @@ impl Way {
         self.floor().is_none() && self != Self::FloorForeign || floor::is_possible()
     }
 
+    /// Returns true if packets a second are measured. Those of no Service are not: the part
+    /// `outside` measures them with connections.
+    pub(super) const fn has_packets(self) -> bool {
+        !matches!(self, Self::Foreign | Self::FloorForeign)
+    }
+
     /// Returns mode and configuration of the proxy, unless this way has none.
     pub(super) fn proxy(self) -> Result<Option<(&'static str, Mapping)>> {
         let shunt = match self {
