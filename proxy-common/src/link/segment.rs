@@ -4,7 +4,6 @@
 use super::{Outcome, direct, ip_length, original::mark};
 use crate::{
     layout::{Direction, Flow, FlowKey, ServiceEvent, flow_state},
-    lifetime,
     packet::{ETHERNET_HEADER, Frame, PlainEnds, PlainPacket},
     rewrite,
     tables::Tables,
@@ -45,7 +44,7 @@ pub(super) fn translate<F: Frame, T: Tables>(
         return None;
     }
     let key = packet.flow_key(direction);
-    let is_translated = |state| state & NOT == 0 && !(lifetime::is_closed(state) && tcp.is_syn_ack());
+    let is_translated = |state| state & NOT == 0;
     let now_ns = tables.now_ns();
     let mut flow = Flow::NONE;
     if !direct::observe(tables, &key, &segment, now_ns, is_translated, &mut flow) {

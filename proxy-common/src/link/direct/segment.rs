@@ -37,8 +37,7 @@ pub(in super::super) fn forward_segment<F: Frame, T: Tables>(
         return None;
     }
     let key = packet.flow_key(direction_of(tables, &node, packet, from_endpoint));
-    let has_way =
-        |state| has_way(tables, key.direction, state) && !(lifetime::is_closed(state) && tcp.is_syn_ack());
+    let has_way = |state| has_way(tables, key.direction, state);
     // If there is no route, the general code does the same once more, which changes nothing.
     let now_ns = tables.now_ns();
     let mut flow = Flow::NONE;
@@ -59,8 +58,8 @@ pub(in super::super) fn forward_segment<F: Frame, T: Tables>(
 /// Finds the flow of a segment with this key, and updates it. `flow` becomes what it was before.
 ///
 /// Returns false if there is none, if `is_handled` is false for its state, or if a segment would
-/// change more than this: something else translates the flow, the flow is held, or the segment
-/// removes bits of its state.
+/// change more than this: something else translates the flow, the flow is held, the segment
+/// removes bits of its state, or it answers a new connection with the same addresses and ports.
 #[inline(always)]
 pub(in super::super) fn observe(
     tables: &impl Tables,
@@ -71,8 +70,9 @@ pub(in super::super) fn observe(
     flow: &mut Flow,
 ) -> bool {
     const NOT: u32 = flow_state::PASS | flow_state::HELD | flow_state::LEFT | flow_state::UNTIL_NEXT;
-    let is_simple = |state| state & NOT == 0 && is_handled(state);
     let Segment { flags: tcp, acknowledged, .. } = *segment;
+    let begins_another = |state| lifetime::is_closed(state) && tcp.is_syn_ack();
+    let is_simple = |state| state & NOT == 0 && is_handled(state) && !begins_another(state);
     // The entry of the client's direction has the sequence number of the endpoint's SYN-ACK.
     let answer = if is_reply(key) { tcp } else { TcpFlags(0) };
     let direction = if is_reply(key) { Direction::Reply } else { Direction::Original };

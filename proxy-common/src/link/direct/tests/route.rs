@@ -106,8 +106,9 @@ proptest! {
     }
 }
 
-/// The flags of segments after the first two.
-const SEGMENTS: [TcpFlags; 7] = [
+/// The flags of segments after the first two. The last one, with SYN, ACK and FIN, has no
+/// function of its own.
+pub(super) const SEGMENTS: [TcpFlags; 7] = [
     PLAIN,
     PLAIN,
     TcpFlags::FIN_ACK,

@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use proptest::{collection::vec, prelude::*, sample::select};
 
-use super::{Hook, InputFrame, MILLISECOND, Node, OUTSIDE, PLAIN, POD, forward};
+use super::{Hook, InputFrame, MILLISECOND, Node, OUTSIDE, POD, forward, route::SEGMENTS};
 use crate::{
     Protocol::Tcp,
     link::Outcome,
@@ -26,17 +26,6 @@ struct Passed {
 
 /// An IP option without effect, four times.
 const OPTIONS: [u8; 4] = [1; 4];
-
-/// The flags of segments. The last one, with SYN, ACK and FIN, has no function of its own.
-const SEGMENTS: [TcpFlags; 7] = [
-    PLAIN,
-    PLAIN,
-    TcpFlags::SYN_ALONE,
-    TcpFlags::SYN_ACK,
-    TcpFlags::FIN_ACK,
-    TcpFlags::RST_ALONE,
-    TcpFlags(0x13),
-];
 
 impl Node {
     /// Sends a packet through the stack.
