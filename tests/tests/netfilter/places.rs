@@ -8,13 +8,15 @@ use proxy_userspace::{
     kernel::{
         KernelError,
         command::{Command, Launcher},
+        conntrack::{self, UdpFilter},
         ruleset_changes,
     },
+    model::IpFamily,
 };
-use shunt_tests::deadline::scaled;
+use shunt_tests::{agent::protocol::Protocol, deadline::scaled};
 use tokio::sync::Notify;
 
-use crate::node::{AttemptResult, MARKS, Node};
+use crate::node::{AttemptResult, MARKS, MASQUERADED, Node};
 
 #[test]
 fn flushed_rules_are_noticed_and_restored() {
@@ -64,17 +66,28 @@ fn table_is_absent_while_the_programs_refuse() {
     assert_eq!((rules.refusing(), has_table()), (Refusing::Netfilter, true));
 }
 
-/// Conntrack may have connections that its rules began to translate.
 #[test]
-fn rules_refuse_while_the_table_has_a_chain_of_type_nat() {
-    let node = Node::new();
+fn chain_of_type_nat_and_the_refusing_rules_stay_until_conntrack_translates_nothing() {
+    const NONE: RuleDuties = RuleDuties { masquerade: false, refuse: false };
+    let mut node = Node::new();
     let mut rules = node.rules();
     node.put(&mut rules);
-    for refuse in [true, false] {
-        node.give(&mut rules, RuleDuties { masquerade: false, refuse });
-        node.put(&mut rules);
-        assert_eq!(rules.refusing(), Refusing::Netfilter);
+    assert_eq!(node.try_both_families(Protocol::Udp, MASQUERADED), AttemptResult::AsNode1);
+    node.give(&mut rules, NONE);
+    assert_eq!(rules.refusing(), Refusing::Netfilter, "rules still masquerade");
+    node.put(&mut rules);
+    node.give(&mut rules, NONE);
+    assert_eq!(rules.refusing(), Refusing::Netfilter, "conntrack translates the datagrams");
+    assert!(node.are_installed(&mut rules));
+    for family in IpFamily::ALL {
+        let all = UdpFilter { family, destination_port: None };
+        node.within(|| conntrack::delete_udp(all, &mut |_| true));
     }
+    assert!(!node.are_installed(&mut rules), "nothing needs the chain any more");
+    node.give(&mut rules, NONE);
+    assert_eq!(rules.refusing(), Refusing::Programs);
+    node.put(&mut rules);
+    assert!(!node.everything().contains("table inet shunt"));
 }
 
 #[test]

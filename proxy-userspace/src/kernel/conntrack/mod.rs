@@ -12,7 +12,7 @@ mod liberal;
 mod message;
 mod uapi;
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, ops::ControlFlow, time::Duration};
 
 use netlink_packet_core::NLM_F_DUMP;
 use netlink_sys::protocols::NETLINK_NETFILTER;
@@ -237,6 +237,17 @@ fn dump(
     destination_port: Option<u16>,
     each: &mut dyn FnMut(Attributes<'_>) -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
+    let each = &mut |attributes: Attributes<'_>| each(attributes).map(ControlFlow::Continue);
+    dump_until(family, protocol, destination_port, each).map(drop)
+}
+
+/// Does the same until `each` breaks. Then the kernel lists no more entries.
+fn dump_until(
+    family: IpFamily,
+    protocol: Protocol,
+    destination_port: Option<u16>,
+    each: &mut dyn FnMut(Attributes<'_>) -> Result<ControlFlow<()>, KernelError>,
+) -> Result<ControlFlow<()>, KernelError> {
     let socket = open()?;
     let header = message::header(family);
     let mut answers = socket
@@ -245,9 +256,11 @@ fn dump(
         })
         .map_err(failed("list"))?;
     while let Some(answer) = answers.next().map_err(failed("list"))? {
-        each(Attributes::after_header(answer.payload()))?;
+        if each(Attributes::after_header(answer.payload()))?.is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
     }
-    Ok(())
+    Ok(ControlFlow::Continue(()))
 }
 
 fn open() -> Result<NetlinkSocket, KernelError> {

@@ -167,7 +167,7 @@ impl Rules {
         };
         let is_table_right = match listing {
             _ if self.location == Location::Iptables => true,
-            Some(listing) => !self.programs_refuse && self.is_whole(&listing),
+            Some(listing) => !self.programs_refuse && self.is_right(&listing),
             None => self.programs_refuse,
         };
         Ok(is_table_right && self.repairs()?.is_empty() && self.foreign_repairs()?.is_empty())

@@ -11,8 +11,8 @@ const POSTROUTING: &str = "postrouting";
 pub(super) enum Nat {
     /// The rules that masquerade.
     Masquerade,
-    /// An empty chain of type `nat`, because the link programs masquerade. Connections may be left
-    /// that conntrack translates, and it does that only while there is such a chain.
+    /// An empty chain of type `nat`, because the link programs masquerade. Connections are left that
+    /// conntrack translates, and it does that only while there is such a chain.
     Keep,
     /// Nothing, and no rule of the table needs conntrack. The kernel then tracks no connections,
     /// unless other programs want it to.
@@ -90,6 +90,11 @@ fn masquerade_chains(marks: Marks) -> String {
 	}}
 "#
     )
+}
+
+/// Returns true if a listing of the table has rules that masquerade.
+pub(super) fn masquerades(listing: &str) -> bool {
+    listing.lines().any(|line| line.contains(" masquerade "))
 }
 
 /// Returns true if a listing of the table has the chain of type `nat`.

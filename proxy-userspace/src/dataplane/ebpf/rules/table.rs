@@ -21,7 +21,7 @@ impl Rules {
         if self.programs_refuse {
             return listing.map_or(Ok(()), |_| self.nft.remove_table(nft::TABLE));
         }
-        if !listing.as_ref().is_some_and(|listing| self.is_whole(listing)) {
+        if !listing.as_ref().is_some_and(|listing| self.is_right(listing)) {
             self.write_nft(self.nat(listing.as_deref()), listing.is_some())?;
         }
         Ok(())
@@ -44,9 +44,20 @@ impl Rules {
         }
     }
 
+    /// Returns true if this listing of the table is that of the table to install.
+    pub(super) fn is_right(&self, listing: &str) -> bool {
+        self.is_whole(listing) && (self.duties.masquerade || !Self::has_needless_nat(listing))
+    }
+
+    /// Returns true if the table has a chain of type `nat` only for connections that have ended.
+    fn has_needless_nat(listing: &str) -> bool {
+        nft::has_nat_chain(listing) && !Self::keeps_nat(Some(listing))
+    }
+
     /// Returns true if the table is to have a chain of type `nat`, even if it does not masquerade.
+    /// Rules that still masquerade may begin to translate a connection at any moment.
     pub(super) fn keeps_nat(listing: Option<&str>) -> bool {
-        listing.is_some_and(nft::has_nat_chain) || Self::conntrack_translates()
+        listing.is_some_and(nft::masquerades) || Self::conntrack_translates()
     }
 
     /// Returns true if conntrack or IPVS may have connections of Services.
