@@ -195,6 +195,13 @@ impl Flow {
         self.is_silent_for(TOUCH_NS, now_ns)
     }
 
+    /// Returns true if a packet that sets these bits changes the entry: one is new, or the time of
+    /// the last packet has to be updated.
+    #[inline(always)]
+    pub const fn is_changed_by(&self, observed: u32, now_ns: u64) -> bool {
+        observed & !self.state != 0 || self.needs_touch(now_ns)
+    }
+
     /// Returns true while the flow is held. The hold expires if userspace does not end it.
     #[inline(always)]
     pub const fn is_held(&self, now_ns: u64) -> bool {
@@ -392,9 +399,7 @@ pub fn touch(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, no
 /// The packet removes no bit. `flow` is as it was before.
 #[inline(always)]
 pub fn touch_observed(tables: &impl Tables, key: &FlowKey, flow: &Flow, observed: u32, now_ns: u64) {
-    if flow.needs_touch(now_ns) {
-        update_entries(tables, key, flow, observed, now_ns);
-    } else if observed & !flow.state != 0 {
+    if flow.is_changed_by(observed, now_ns) {
         update_opposite(tables, key, flow, observed, now_ns);
     }
 }
@@ -438,9 +443,9 @@ pub fn assure<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, 
     }
 }
 
-/// Restores an evicted entry of the opposite direction, without the delay of [`touch`]. A datagram
+/// Restores an evicted entry of the original direction, without the delay of [`touch`]. A datagram
 /// to a client may leave through a second link above the first, where only that entry shows that it
-/// was translated just now and is not of the node.
+/// was translated just now and is not of the node. `key` is that of the reply direction.
 #[inline(never)]
 pub fn keep_opposite<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow) {
     let opposite = flow.opposite_key(key);

@@ -41,21 +41,17 @@ pub fn plain(
 ) -> Option<()> {
     let checksum = TransportChecksum::of(frame, packet.checksum_field())?;
     frame.store(0, packet.start(hardware, ends, addresses).bytes()?)?;
-    if packet.is_tcp() {
-        fix_tcp(frame, checksum.offset, addresses, ports)
-    } else {
-        checksum.fix(frame, IpVersion::V4, addresses, ports)
-    }
+    checksum.fix_plain(frame, packet, addresses, ports)
 }
 
-/// Rewrites addresses and ports of a plain TCP segment that goes on through the stack. Returns
-/// `None` as [`transport`].
+/// Rewrites addresses and ports of a plain packet that goes on through the stack. Returns `None` as
+/// [`transport`].
 #[inline(always)]
-pub fn segment(frame: &impl Frame, packet: &PlainPacket, ends: &PlainEnds) -> Option<()> {
+pub fn plain_in_place(frame: &impl Frame, packet: &PlainPacket, ends: &PlainEnds) -> Option<()> {
     let [addresses, ports] = packet.differences(ends);
-    let ChecksumField { offset, .. } = packet.checksum_field()?;
+    let checksum = TransportChecksum::of(frame, packet.checksum_field())?;
     frame.store(PlainPacket::CHECKSUM, &packet.ends(ends, addresses))?;
-    fix_tcp(frame, offset, addresses, ports)
+    checksum.fix_plain(frame, packet, addresses, ports)
 }
 
 /// Updates the checksum of a TCP segment of IPv4 at this offset, often with one call of the
@@ -94,6 +90,22 @@ impl TransportChecksum {
         // A TCP segment has its checksum: who read its flags has checked that.
         let is_absent = is_optional && frame.load(offset)? == [0; 2];
         Some(Self { offset, is_optional, is_absent })
+    }
+
+    /// Updates that of a plain packet for changed addresses and ports.
+    #[inline(always)]
+    fn fix_plain(
+        self,
+        frame: &impl Frame,
+        packet: &PlainPacket,
+        addresses: Difference,
+        ports: Difference,
+    ) -> Option<()> {
+        if packet.is_tcp() {
+            fix_tcp(frame, self.offset, addresses, ports)
+        } else {
+            self.fix(frame, IpVersion::V4, addresses, ports)
+        }
     }
 
     /// Updates it for changed addresses and ports.

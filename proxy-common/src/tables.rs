@@ -92,15 +92,16 @@ pub trait Tables {
     /// Looks up the reply direction of a flow, and notes the acknowledgement number of a segment
     /// with these flags.
     fn answered_flow(&self, key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow>;
-    /// Does the same, and sets the bits that `observe` returns for the state of the entry. If one
-    /// is new, sets the time too. `flow` becomes the entry as it was before that. Returns true if
-    /// there is one.
+    /// Does the same, and sets the bits that `observe` returns for the entry, unless it returns
+    /// `None`. If one is new, or the time of the entry is old
+    /// ([`Flow::needs_touch`](crate::layout::Flow)), sets the time too. `flow` becomes the entry
+    /// as it was before that. Returns true if there is one.
     fn observed_flow(
         &self,
         key: &FlowKey,
         answer: (TcpFlags, u32),
         now_ns: u64,
-        observe: impl FnOnce(u32) -> u32,
+        observe: impl FnOnce(&Flow) -> Option<u32>,
         flow: &mut Flow,
     ) -> bool;
     /// Inserts or replaces one direction of a flow. Returns true if that succeeded.

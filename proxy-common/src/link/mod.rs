@@ -109,7 +109,12 @@ pub fn egress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: I
     let is_masqueraded = take_marks(frame, tables, notes);
     let mut decided = None;
     if F::IS_ETHERNET && PlainPacket::is_at(header, version) {
-        decided = plain::egress(frame, tables, is_masqueraded);
+        let mut datagram = PlainPacket::NONE;
+        decided = plain::egress(frame, tables, &mut datagram, is_masqueraded);
+        if decided.is_none() && datagram.is_udp() {
+            let direction = if is_masqueraded { Direction::Masquerade } else { Direction::Reply };
+            decided = segment::datagram(frame, tables, &datagram, direction);
+        }
     }
     let mut packet = Packet::at(header, version);
     let outcome = match decided {

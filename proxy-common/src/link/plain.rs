@@ -53,7 +53,7 @@ pub(super) fn ingress<F: Frame, T: Tables>(frame: &F, tables: &T, plain: &mut Pl
 /// Returns true for a packet to the port of the tunnel. It may be for this node, or for another
 /// one and dropped ([`dsr::is_injected`](super::dsr)).
 #[inline(always)]
-fn may_be_of_tunnel(tables: &impl Tables, packet: &PlainPacket) -> bool {
+pub(super) fn may_be_of_tunnel(tables: &impl Tables, packet: &PlainPacket) -> bool {
     let [_, to] = packet.ports();
     tables.has_tunnel() && !packet.is_tcp() && to == tables.tunnel_port()
 }
@@ -74,18 +74,29 @@ fn items(packet: &PlainPacket) -> [PrefilterItem; 3] {
 }
 
 /// Handles a plain packet that leaves: one of no Service passes, and a segment of a known
-/// connection is translated. Returns `None` for all others. They go on to the general code.
-/// `is_masqueraded` says that the programs masquerade the packet if they know its flow.
+/// connection is translated. Returns `None` for all others. They go on, and `datagram` becomes the
+/// packet, if it is a plain datagram. `is_masqueraded` says that the programs masquerade the packet
+/// if they know its flow.
 #[inline(never)]
-pub(super) fn egress<F: Frame, T: Tables>(frame: &F, tables: &T, is_masqueraded: bool) -> Option<Outcome> {
+pub(super) fn egress<F: Frame, T: Tables>(
+    frame: &F,
+    tables: &T,
+    datagram: &mut PlainPacket,
+    is_masqueraded: bool,
+) -> Option<Outcome> {
     let packet = PlainPacket::read(frame)?;
-    if is_masqueraded {
-        return segment::translate(frame, tables, &packet, Direction::Masquerade);
-    }
-    if leaves_without_service(tables, &packet) {
+    if !is_masqueraded && leaves_without_service(tables, &packet) {
         return Some(Outcome::Proceed);
     }
-    segment::translate(frame, tables, &packet, Direction::Reply)
+    if packet.is_udp() {
+        *datagram = packet;
+        return None;
+    }
+    if is_masqueraded {
+        segment::translate(frame, tables, &packet, Direction::Masquerade)
+    } else {
+        segment::translate(frame, tables, &packet, Direction::Reply)
+    }
 }
 
 /// Returns true if a packet that leaves is of no Service. Then `reply::may_match` would return

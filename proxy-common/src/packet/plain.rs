@@ -137,6 +137,12 @@ impl PlainPacket {
         proto
     }
 
+    /// Returns true for UDP, false for TCP and for [`Self::NONE`].
+    #[inline(always)]
+    pub const fn is_udp(&self) -> bool {
+        self.proto() == Protocol::Udp.number()
+    }
+
     /// Returns true for TCP, false for UDP.
     #[inline(always)]
     pub const fn is_tcp(&self) -> bool {

@@ -241,16 +241,16 @@ impl Tables for MemoryMaps {
         key: &FlowKey,
         (tcp, acknowledged): (TcpFlags, u32),
         now_ns: u64,
-        observe: impl FnOnce(u32) -> u32,
+        observe: impl FnOnce(&Flow) -> Option<u32>,
         flow: &mut Flow,
     ) -> bool {
         let Some(before) = self.answered_flow(key, tcp, acknowledged) else { return false };
         *flow = before;
-        let after = before.state | observe(before.state);
-        if after != before.state
+        if let Some(observed) = observe(&before)
+            && before.is_changed_by(observed, now_ns)
             && let Some(entry) = self.state.borrow_mut().flow_mut(key)
         {
-            (entry.state, entry.used_ns) = (after, now_ns);
+            (entry.state, entry.used_ns) = (before.state | observed, now_ns);
         }
         true
     }

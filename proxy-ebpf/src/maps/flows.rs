@@ -50,16 +50,18 @@ pub fn observed_flow(
     key: &FlowKey,
     (tcp, acknowledged): (TcpFlags, u32),
     now_ns: u64,
-    observe: impl FnOnce(u32) -> u32,
+    observe: impl FnOnce(&Flow) -> Option<u32>,
     flow: &mut Flow,
 ) -> bool {
     let Some(entry) = answered_entry(key, tcp, acknowledged) else { return false };
     // SAFETY: as in `touch_flow`.
     unsafe {
         *flow = *entry;
-        let observed = observe(flow.state);
-        let is_new = observed & !flow.state != 0;
-        if is_new && (*entry).source == flow.source && (*entry).destination == flow.destination {
+        if let Some(observed) = observe(flow)
+            && flow.is_changed_by(observed, now_ns)
+            && (*entry).source == flow.source
+            && (*entry).destination == flow.destination
+        {
             (*entry).state |= observed;
             (*entry).used_ns = now_ns;
         }

@@ -293,7 +293,7 @@ impl<P: EntryPoint> Tables for Kernel<P> {
         key: &FlowKey,
         answer: (TcpFlags, u32),
         now_ns: u64,
-        observe: impl FnOnce(u32) -> u32,
+        observe: impl FnOnce(&Flow) -> Option<u32>,
         flow: &mut Flow,
     ) -> bool {
         flows::observed_flow(key, answer, now_ns, observe, flow)

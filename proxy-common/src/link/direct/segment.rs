@@ -47,7 +47,7 @@ pub(in super::super) fn forward_segment<F: Frame, T: Tables>(
     if flow.is_dsr() {
         return dsr::send_segment(frame, tables, packet, &flow);
     }
-    // `note_segment` does the same and needs more stack.
+    // `note_packet` does the same and needs more stack.
     if is_reply(&key) && tcp.is_syn_ack() && !flow.is_assured() {
         note_sequence(frame, tables, &key, &flow);
     }
@@ -77,7 +77,7 @@ pub(in super::super) fn observe(
     let answer = if is_reply(key) { tcp } else { TcpFlags(0) };
     let direction = if is_reply(key) { Direction::Reply } else { Direction::Original };
     let observed_by = |state| flow::observed_state(direction, tcp) | dsr::observed_state(state, tcp);
-    let observe = |state| if is_simple(state) { observed_by(state) } else { 0 };
+    let observe = |flow: &Flow| is_simple(flow.state).then(|| observed_by(flow.state));
     if !tables.observed_flow(key, (answer, acknowledged), now_ns, observe, flow) || !is_simple(flow.state) {
         return false;
     }
@@ -90,9 +90,9 @@ pub(in super::super) fn observe(
     true
 }
 
-/// Notes what a segment shows besides the state of its flow. `flow` is what it was before.
+/// Notes what a packet shows besides the state of its flow. `flow` is what it was before.
 #[inline(always)]
-pub(in super::super) fn note_segment<F: Frame, T: Tables>(
+pub(in super::super) fn note_packet<F: Frame, T: Tables>(
     frame: &F,
     tables: &T,
     (key, flow): (&FlowKey, &Flow),

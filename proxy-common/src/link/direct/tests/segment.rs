@@ -1,5 +1,5 @@
-//! Plain segments of known connections have functions of their own. They do what the general code
-//! does with the same segments in packets with IP options, which are not plain.
+//! Plain packets of known flows have functions of their own. They do what the general code does
+//! with the same packets with IP options, which are not plain.
 
 use std::vec::Vec;
 
@@ -7,7 +7,7 @@ use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::{Hook, InputFrame, MILLISECOND, Node, OUTSIDE, POD, forward, route::SEGMENTS};
 use crate::{
-    Protocol::Tcp,
+    Protocol::{Tcp, Udp},
     link::Outcome,
     packet::TcpFlags,
     testing::{StateMaps, TestPacket},
@@ -45,34 +45,81 @@ impl Node {
     }
 }
 
-/// Returns the state of the flows after these segments, and what happened to each of them. The
+/// A packet, and what happens after it.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    is_reply: bool,
+    flags: TcpFlags,
+    milliseconds: u64,
+    /// No endpoint serves from then on.
+    ends_service: bool,
+}
+
+impl Step {
+    const FIRST: [Self; 2] = [
+        Self { is_reply: false, flags: TcpFlags::SYN_ALONE, milliseconds: 0, ends_service: false },
+        Self { is_reply: true, flags: TcpFlags::SYN_ACK, milliseconds: 0, ends_service: false },
+    ];
+}
+
+/// Returns the state of the flows after these packets, and what happened to each of them. The
 /// options are left out.
-fn passed(
-    segments: &[(bool, TcpFlags, u64)],
-    is_masqueraded: bool,
-    options: &[u8],
-) -> (StateMaps, Vec<Passed>) {
-    let mut node = Node::without_flow(Tcp, is_masqueraded);
-    let first = [(false, TcpFlags::SYN_ALONE, 0), (true, TcpFlags::SYN_ACK, 0)];
+fn passed(mut node: Node, steps: &[Step], options: &[u8]) -> (StateMaps, Vec<Passed>) {
     let mut results = Vec::new();
-    for &(is_reply, flags, milliseconds) in first.iter().chain(segments) {
+    for &Step { is_reply, flags, milliseconds, ends_service } in steps {
         let packet = if is_reply { node.reply(flags) } else { node.request(flags) };
         let mut passed = node.send_through(&TestPacket { options: options.to_vec(), ..packet });
         passed.bytes = [&passed.bytes[ADDRESSES..PAYLOAD], &passed.bytes[PAYLOAD + options.len()..]].concat();
         results.push(passed);
         node.pass(milliseconds * MILLISECOND);
+        if ends_service {
+            node.maps.config.members.clear();
+        }
     }
     let StateMaps { flows, unassured_flows, .. } = node.maps.state.into_inner();
     (StateMaps { flows, unassured_flows, ..StateMaps::default() }, results)
 }
 
+fn segment() -> impl Strategy<Value = Step> {
+    let flags = select(&SEGMENTS[..]);
+    (any::<bool>(), flags, select(&[0, 3, 1_500][..])).prop_map(|(is_reply, flags, milliseconds)| Step {
+        is_reply,
+        flags,
+        milliseconds,
+        ends_service: false,
+    })
+}
+
+/// A flow of datagrams expires after 30 or 120 seconds.
+fn datagram() -> impl Strategy<Value = Step> {
+    let pauses = select(&[0, 3, 1_500, 31_000, 121_000][..]);
+    (any::<bool>(), pauses, prop::bool::weighted(0.1)).prop_map(|(is_reply, milliseconds, ends_service)| {
+        Step { is_reply, flags: TcpFlags(0), milliseconds, ends_service }
+    })
+}
+
 proptest! {
     #[test]
     fn segment_is_translated_as_by_the_general_code_and_leaves_the_same_flows(
-        segments in vec((any::<bool>(), select(&SEGMENTS[..]), select(&[0, 3, 1_500][..])), 1..16),
+        segments in vec(segment(), 1..16),
         is_masqueraded: bool,
     ) {
-        let by_general_code = passed(&segments, is_masqueraded, &OPTIONS);
-        prop_assert_eq!(passed(&segments, is_masqueraded, &[]), by_general_code);
+        let steps = [&Step::FIRST[..], &segments].concat();
+        let through = |options| passed(Node::without_flow(Tcp, is_masqueraded), &steps, options);
+        prop_assert_eq!(through(&[]), through(&OPTIONS));
+    }
+
+    #[test]
+    fn datagram_is_translated_as_by_the_general_code_and_leaves_the_same_flows(
+        datagrams in vec(datagram(), 1..16),
+        is_masqueraded: bool,
+    ) {
+        let through = |options| {
+            let mut node = Node::without_flow(Udp, is_masqueraded);
+            // Packets with options never leave directly.
+            node.maps.config.node.direct_epoch = 0;
+            passed(node, &datagrams, options)
+        };
+        prop_assert_eq!(through(&[]), through(&OPTIONS));
     }
 }
