@@ -443,9 +443,9 @@ pub fn assure<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow, observed: u32, 
     }
 }
 
-/// Restores an evicted entry of the original direction, without the delay of [`touch`]. A datagram
+/// Restores an evicted entry of the opposite direction, without the delay of [`touch`]. A datagram
 /// to a client may leave through a second link above the first, where only that entry shows that it
-/// was translated just now and is not of the node. `key` is that of the reply direction.
+/// was translated just now and is not of the node.
 #[inline(never)]
 pub fn keep_opposite<T: Tables>(tables: &T, key: &FlowKey, flow: &Flow) {
     let opposite = flow.opposite_key(key);

@@ -7,12 +7,12 @@ pub mod direct;
 mod dsr;
 mod fragment;
 mod icmp_error;
+mod known;
 mod masquerade;
 mod original;
 mod plain;
 mod refusal;
 mod reply;
-mod segment;
 
 pub use self::dsr::tunneled;
 use self::{original::ClientPacket, plain::Finding};
@@ -68,7 +68,7 @@ pub fn ingress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: 
             {
                 return outcome;
             }
-        } else if let Some(outcome) = segment::ingress(frame, tables, &packet, from_endpoint) {
+        } else if let Some(outcome) = known::ingress(frame, tables, &packet, from_endpoint) {
             return outcome;
         }
     }
@@ -113,7 +113,7 @@ pub fn egress<F: Frame>(frame: &F, tables: &impl Tables, header: u32, version: I
         decided = plain::egress(frame, tables, &mut datagram, is_masqueraded);
         if decided.is_none() && datagram.is_udp() {
             let direction = if is_masqueraded { Direction::Masquerade } else { Direction::Reply };
-            decided = segment::datagram(frame, tables, &datagram, direction);
+            decided = known::datagram(frame, tables, &datagram, direction);
         }
     }
     let mut packet = Packet::at(header, version);

@@ -1,7 +1,7 @@
 //! Plain packets. Most of them are of no Service, or of a flow on the direct path. A few fields of
 //! a packet are enough to find out.
 
-use super::{Outcome, direct, segment};
+use super::{Outcome, direct, known};
 use crate::{
     layout::Direction,
     packet::{Frame, PlainPacket},
@@ -75,8 +75,8 @@ fn items(packet: &PlainPacket) -> [PrefilterItem; 3] {
 
 /// Handles a plain packet that leaves: one of no Service passes, and a segment of a known
 /// connection is translated. Returns `None` for all others. They go on, and `datagram` becomes the
-/// packet, if it is a plain datagram. `is_masqueraded` says that the programs masquerade the packet
-/// if they know its flow.
+/// packet, if it is a plain datagram: there is no stack here for what translates it.
+/// `is_masqueraded` says that the programs masquerade the packet if they know its flow.
 #[inline(never)]
 pub(super) fn egress<F: Frame, T: Tables>(
     frame: &F,
@@ -93,9 +93,9 @@ pub(super) fn egress<F: Frame, T: Tables>(
         return None;
     }
     if is_masqueraded {
-        segment::translate(frame, tables, &packet, Direction::Masquerade)
+        known::segment(frame, tables, &packet, Direction::Masquerade)
     } else {
-        segment::translate(frame, tables, &packet, Direction::Reply)
+        known::segment(frame, tables, &packet, Direction::Reply)
     }
 }
 

@@ -78,7 +78,7 @@ pub(super) fn observe<F: Frame, T: Tables>(
     if tcp.is_syn_ack() && !flow.is_assured() {
         note_sequence(frame, tables, packet, key, flow);
     }
-    if key.proto != Protocol::Tcp.number() && key.direction == Direction::Reply as u8 {
+    if key.proto != Protocol::Tcp.number() {
         flow::keep_opposite(tables, key, flow);
     }
 }

@@ -246,8 +246,8 @@ impl Tables for MemoryMaps {
     ) -> bool {
         let Some(before) = self.answered_flow(key, tcp, acknowledged) else { return false };
         *flow = before;
-        if let Some(observed) = observe(&before)
-            && before.is_changed_by(observed, now_ns)
+        let Some(observed) = observe(&before) else { return false };
+        if before.is_changed_by(observed, now_ns)
             && let Some(entry) = self.state.borrow_mut().flow_mut(key)
         {
             (entry.state, entry.used_ns) = (before.state | observed, now_ns);

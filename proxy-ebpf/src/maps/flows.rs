@@ -57,8 +57,8 @@ pub fn observed_flow(
     // SAFETY: as in `touch_flow`.
     unsafe {
         *flow = *entry;
-        if let Some(observed) = observe(flow)
-            && flow.is_changed_by(observed, now_ns)
+        let Some(observed) = observe(flow) else { return false };
+        if flow.is_changed_by(observed, now_ns)
             && (*entry).source == flow.source
             && (*entry).destination == flow.destination
         {

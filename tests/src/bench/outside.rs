@@ -224,6 +224,7 @@ pub(super) fn measure(
             proxy.stop()?;
             proxy.clean_up(world)?;
         }
+        paths::wait_for_forgetting(world)?;
     }
     Ok(results)
 }

@@ -3,6 +3,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    thread,
     time::Duration,
 };
 
@@ -175,12 +176,27 @@ pub(super) fn serve_ports(world: &mut World, pod: Host, ports: Vec<(Workload, u1
     }
 }
 
-/// Lets the node's conntrack forget closed connections soon. Otherwise the connections of a minute
-/// would fill the kernel's table, and the other figures would be those of a full table.
+/// How long the node's conntrack remembers a connection that is closed or silent.
+const REMEMBERED: Duration = Duration::from_secs(5);
+
+/// Lets the node's conntrack forget closed and silent connections soon. Otherwise the connections
+/// of a minute would fill the kernel's table, and the other figures would be those of a full table.
 pub(super) fn forget_closed_connections(world: &World) -> Result<()> {
-    let sysctl =
-        "modprobe -q nf_conntrack || true; sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_time_wait=5";
-    world.run(Host::Node1, sysctl).map(drop)
+    let seconds = REMEMBERED.as_secs();
+    let timeouts = ["tcp_timeout_time_wait", "tcp_timeout_close", "udp_timeout", "udp_timeout_stream"];
+    let sysctls = timeouts.map(|timeout| format!("net.netfilter.nf_conntrack_{timeout}={seconds}"));
+    let command = format!("modprobe -q nf_conntrack || true; sysctl -qw {}", sysctls.join(" "));
+    world.run(Host::Node1, &command).map(drop)
+}
+
+/// Waits until the node's conntrack has forgotten the connections of before, if it has any. While
+/// it translates one, the next proxy would let it track all.
+pub(super) fn wait_for_forgetting(world: &World) -> Result<()> {
+    let count = world.run(Host::Node1, "cat /proc/sys/net/netfilter/nf_conntrack_count")?;
+    if count.trim() != "0" {
+        thread::sleep(REMEMBERED + Duration::from_secs(1));
+    }
+    Ok(())
 }
 
 /// Returns the destinations of direct connections: the endpoints of the Service, each equally

@@ -27,7 +27,7 @@ pub(super) use self::{
     learn::learn,
     plain::forward_plain,
     route::{Way, way_by},
-    segment::{drop_segment, forward_segment, note_packet, observe},
+    segment::{drop_plain, forward_segment, note_packet, observe},
     whole::{is_reply, is_whole, leave_by, send_on, state},
 };
 use super::{Notes, Outcome, comes_from_endpoint, goes_to_vip, ip_length, not_rewritten};

@@ -78,7 +78,7 @@ pub(in super::super) fn observe(
     let direction = if is_reply(key) { Direction::Reply } else { Direction::Original };
     let observed_by = |state| flow::observed_state(direction, tcp) | dsr::observed_state(state, tcp);
     let observe = |flow: &Flow| is_simple(flow.state).then(|| observed_by(flow.state));
-    if !tables.observed_flow(key, (answer, acknowledged), now_ns, observe, flow) || !is_simple(flow.state) {
+    if !tables.observed_flow(key, (answer, acknowledged), now_ns, observe, flow) {
         return false;
     }
     let observed = observed_by(flow.state);
@@ -186,7 +186,7 @@ fn send<F: Frame, T: Tables>(
     }
     let ends = PlainEnds::of(flow);
     if rewrite::plain(frame, packet, &route.hardware, &ends, packet.differences(&ends)).is_none() {
-        return Some(drop_segment(tables, flow));
+        return Some(drop_plain(tables, flow));
     }
     let bytes = ip_length(frame, ETHERNET_HEADER);
     let is_to_endpoint = key.direction == Direction::Original as u8;
@@ -195,9 +195,9 @@ fn send<F: Frame, T: Tables>(
     Some(Outcome::Redirect)
 }
 
-/// Drops a segment whose headers could not be written. There is no stack for a trace.
+/// Drops a plain packet whose headers could not be written. There is no stack for a trace.
 #[inline(always)]
-pub(in super::super) fn drop_segment(tables: &impl Tables, flow: &Flow) -> Outcome {
+pub(in super::super) fn drop_plain(tables: &impl Tables, flow: &Flow) -> Outcome {
     tables.count_service(flow.service, ServiceEvent::Drop);
     not_rewritten(tables)
 }

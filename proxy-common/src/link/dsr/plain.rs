@@ -31,7 +31,7 @@ pub(in super::super) fn send_segment<F: Frame, T: Tables>(
     let bytes = ip_length(frame, ETHERNET_HEADER);
     frame.insert_tunnel_headers(TUNNEL_HEADERS_V4)?;
     if write_headers(frame, tables, packet, &flow.source.addr, &route.hardware).is_none() {
-        return Some(direct::drop_segment(tables, flow));
+        return Some(direct::drop_plain(tables, flow));
     }
     tables.count(Counter::SentThroughTunnel);
     tables.count_service(flow.service, ServiceEvent::ToEndpoint(bytes));
@@ -152,7 +152,7 @@ fn deliver<F: Frame, T: Tables>(
     let way = way_of_inner(frame, tables, packet, [&key.source, &flow.destination], &mut route)?;
     frame.remove_tunnel_headers(TUNNEL_HEADERS_V4)?;
     if translate(frame, packet, flow, &route.hardware).is_none() {
-        return Some(direct::drop_segment(tables, flow));
+        return Some(direct::drop_plain(tables, flow));
     }
     tables.count_service(flow.service, ServiceEvent::ToEndpoint(ip_length(frame, ETHERNET_HEADER)));
     way.redirect_translated(frame, &route);

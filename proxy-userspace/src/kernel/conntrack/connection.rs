@@ -28,8 +28,8 @@ const TCP_CONNTRACK_TIME_WAIT: u8 = 7;
 const IPS_SEEN_REPLY: u32 = 1 << 1;
 const IPS_ASSURED: u32 = 1 << 2;
 const IPS_CONFIRMED: u32 = 1 << 3;
-const IPS_SRC_NAT: u32 = 1 << 4;
-const IPS_DST_NAT: u32 = 1 << 5;
+pub(super) const IPS_SRC_NAT: u32 = 1 << 4;
+pub(super) const IPS_DST_NAT: u32 = 1 << 5;
 /// The timeout of established connections whose old entry has none. It is kube-proxy's value for
 /// TCP.
 const ESTABLISHED_SECONDS: u32 = 86_400;

@@ -6,14 +6,14 @@
 //! caller therefore holds the packets back: with [`Translator::hold`], or from [`find_connections`]
 //! to [`replace_entries`].
 
-use std::{borrow::Cow, collections::BTreeMap, net::SocketAddr, ops::ControlFlow};
+use std::{borrow::Cow, collections::BTreeMap, net::SocketAddr};
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL};
 
 use super::{
     AddressPair,
     connection::{Connection, Obstacle, TrackedConnection, read_connection},
-    dump, dump_until, failed,
+    dump, failed,
     message::{conntrack_type, header},
     open,
     uapi::{IPCTNL_MSG_CT_DELETE, IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_NEW},
@@ -162,25 +162,6 @@ pub fn for_each_connection(
         read_connection(attributes, protocol, all).iter().for_each(&mut *each);
         Ok(())
     })
-}
-
-/// Returns true if conntrack translates a TCP or UDP connection. Reads entries until it finds one.
-pub fn translates_connections() -> Result<bool, KernelError> {
-    for family in IpFamily::ALL {
-        for protocol in [Protocol::Tcp, Protocol::Udp] {
-            let translated = &mut |tracked: &TrackedConnection| {
-                (tracked.reply != tracked.original.swapped()).then_some(tracked.original)
-            };
-            let end = dump_until(family, protocol, None, &mut |attributes| {
-                let found = read_connection(attributes, protocol, translated);
-                Ok(found.map_or(ControlFlow::Continue(()), |_| ControlFlow::Break(())))
-            })?;
-            if end.is_break() {
-                return Ok(true);
-            }
-        }
-    }
-    Ok(false)
 }
 
 /// Whether a connection can get its new entry.

@@ -17,22 +17,22 @@ use std::{io, net::SocketAddr, ops::ControlFlow, time::Duration};
 use netlink_packet_core::NLM_F_DUMP;
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
-use self::{
-    connection::TCP_CONNTRACK_SYN_SENT,
-    message::{DeletionBatch, Entry, conntrack_type},
-    uapi::IPCTNL_MSG_CT_GET,
-};
 pub use self::{
     connection::{Connection, TrackedConnection},
     handover::{
         HandoverCounts, Translator, find_connections, for_each_connection, hand_over, hand_over_untracked,
-        replace_entries, track, translates_connections,
+        replace_entries, track,
     },
     liberal::LiberalConnections,
 };
+use self::{
+    connection::{IPS_DST_NAT, IPS_SRC_NAT, TCP_CONNTRACK_SYN_SENT},
+    message::{DeletionBatch, Entry, conntrack_type},
+    uapi::{CTA_STATUS, IPCTNL_MSG_CT_GET},
+};
 use super::{
     KernelError,
-    netlink::{Attributes, NetlinkSocket},
+    netlink::{Attributes, MessageBuffer, NetlinkSocket, nfgenmsg},
     sysctl::Sysctl,
 };
 use crate::net::{IpFamily, Protocol};
@@ -230,6 +230,26 @@ fn dump_udp(
     })
 }
 
+/// Returns true if conntrack translates a connection. Reads entries until it finds one.
+///
+/// Since kernel 5.15, the kernel itself filters by status (`CTA_STATUS_MASK`). Older kernels list
+/// all entries.
+pub fn translates_connections() -> Result<bool, KernelError> {
+    const TRANSLATED: u32 = IPS_SRC_NAT | IPS_DST_NAT;
+    let is_translated =
+        |attributes: Attributes<'_>| attributes.be32(CTA_STATUS).unwrap_or(0) & TRANSLATED != 0;
+    for bit in [IPS_SRC_NAT, IPS_DST_NAT] {
+        let filter = |to: &mut MessageBuffer| message::write_status_filter(bit, to);
+        let end = list(nfgenmsg(libc::AF_UNSPEC, 0), filter, &mut |attributes| {
+            Ok(if is_translated(attributes) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        if end.is_break() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Dumps the entries of a family. Older kernels ignore protocol and port.
 fn dump(
     family: IpFamily,
@@ -237,23 +257,20 @@ fn dump(
     destination_port: Option<u16>,
     each: &mut dyn FnMut(Attributes<'_>) -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
+    let filter = |to: &mut MessageBuffer| message::write_filter(protocol, destination_port, to);
     let each = &mut |attributes: Attributes<'_>| each(attributes).map(ControlFlow::Continue);
-    dump_until(family, protocol, destination_port, each).map(drop)
+    list(message::header(family), filter, each).map(drop)
 }
 
-/// Does the same until `each` breaks. Then the kernel lists no more entries.
-fn dump_until(
-    family: IpFamily,
-    protocol: Protocol,
-    destination_port: Option<u16>,
+/// Lists entries until `each` breaks.
+fn list(
+    header: [u8; 4],
+    filter: impl FnOnce(&mut MessageBuffer),
     each: &mut dyn FnMut(Attributes<'_>) -> Result<ControlFlow<()>, KernelError>,
 ) -> Result<ControlFlow<()>, KernelError> {
     let socket = open()?;
-    let header = message::header(family);
     let mut answers = socket
-        .request(conntrack_type(IPCTNL_MSG_CT_GET), NLM_F_DUMP, header, |to| {
-            message::write_filter(protocol, destination_port, to);
-        })
+        .request(conntrack_type(IPCTNL_MSG_CT_GET), NLM_F_DUMP, header, filter)
         .map_err(failed("list"))?;
     while let Some(answer) = answers.next().map_err(failed("list"))? {
         if each(Attributes::after_header(answer.payload()))?.is_break() {

@@ -51,29 +51,53 @@ struct Step {
     is_reply: bool,
     flags: TcpFlags,
     milliseconds: u64,
+    event: Event,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    None,
     /// No endpoint serves from then on.
-    ends_service: bool,
+    EndOfService,
+    /// One of the entries of the flow is evicted.
+    Eviction(usize),
 }
 
 impl Step {
     const FIRST: [Self; 2] = [
-        Self { is_reply: false, flags: TcpFlags::SYN_ALONE, milliseconds: 0, ends_service: false },
-        Self { is_reply: true, flags: TcpFlags::SYN_ACK, milliseconds: 0, ends_service: false },
+        Self { is_reply: false, flags: TcpFlags::SYN_ALONE, milliseconds: 0, event: Event::None },
+        Self { is_reply: true, flags: TcpFlags::SYN_ACK, milliseconds: 0, event: Event::None },
     ];
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        8 => Just(Event::None),
+        1 => Just(Event::EndOfService),
+        2 => (0..4_usize).prop_map(Event::Eviction),
+    ]
 }
 
 /// Returns the state of the flows after these packets, and what happened to each of them. The
 /// options are left out.
 fn passed(mut node: Node, steps: &[Step], options: &[u8]) -> (StateMaps, Vec<Passed>) {
+    // Nothing is learned: packets with options never leave directly.
+    node.maps.config.node.direct_epoch = 0;
     let mut results = Vec::new();
-    for &Step { is_reply, flags, milliseconds, ends_service } in steps {
+    for &Step { is_reply, flags, milliseconds, event } in steps {
         let packet = if is_reply { node.reply(flags) } else { node.request(flags) };
         let mut passed = node.send_through(&TestPacket { options: options.to_vec(), ..packet });
         passed.bytes = [&passed.bytes[ADDRESSES..PAYLOAD], &passed.bytes[PAYLOAD + options.len()..]].concat();
         results.push(passed);
         node.pass(milliseconds * MILLISECOND);
-        if ends_service {
-            node.maps.config.members.clear();
+        match event {
+            Event::None => {}
+            Event::EndOfService => node.maps.config.members.clear(),
+            Event::Eviction(index) => {
+                let flows = &mut node.maps.state.get_mut().flows;
+                let key = flows.keys().nth(index).copied();
+                key.and_then(|key| flows.remove(&key));
+            }
         }
     }
     let StateMaps { flows, unassured_flows, .. } = node.maps.state.into_inner();
@@ -81,20 +105,23 @@ fn passed(mut node: Node, steps: &[Step], options: &[u8]) -> (StateMaps, Vec<Pas
 }
 
 fn segment() -> impl Strategy<Value = Step> {
-    let flags = select(&SEGMENTS[..]);
-    (any::<bool>(), flags, select(&[0, 3, 1_500][..])).prop_map(|(is_reply, flags, milliseconds)| Step {
+    let (flags, pauses) = (select(&SEGMENTS[..]), select(&[0, 3, 1_500][..]));
+    (any::<bool>(), flags, pauses, event()).prop_map(|(is_reply, flags, milliseconds, event)| Step {
         is_reply,
         flags,
         milliseconds,
-        ends_service: false,
+        event,
     })
 }
 
 /// A flow of datagrams expires after 30 or 120 seconds.
 fn datagram() -> impl Strategy<Value = Step> {
     let pauses = select(&[0, 3, 1_500, 31_000, 121_000][..]);
-    (any::<bool>(), pauses, prop::bool::weighted(0.1)).prop_map(|(is_reply, milliseconds, ends_service)| {
-        Step { is_reply, flags: TcpFlags(0), milliseconds, ends_service }
+    (any::<bool>(), pauses, event()).prop_map(|(is_reply, milliseconds, event)| Step {
+        is_reply,
+        flags: TcpFlags(0),
+        milliseconds,
+        event,
     })
 }
 
@@ -114,12 +141,7 @@ proptest! {
         datagrams in vec(datagram(), 1..16),
         is_masqueraded: bool,
     ) {
-        let through = |options| {
-            let mut node = Node::without_flow(Udp, is_masqueraded);
-            // Packets with options never leave directly.
-            node.maps.config.node.direct_epoch = 0;
-            passed(node, &datagrams, options)
-        };
+        let through = |options| passed(Node::without_flow(Udp, is_masqueraded), &datagrams, options);
         prop_assert_eq!(through(&[]), through(&OPTIONS));
     }
 }

@@ -19,8 +19,6 @@ use std::{
     ops::RangeInclusive,
 };
 
-use proxy_common::layout::Refusing;
-
 use self::{
     backend_tables::BackendTables,
     iptables::{Extent, SavedTable, TABLES},
@@ -167,47 +165,12 @@ impl Rules {
         };
         let is_table_right = match listing {
             _ if self.location == Location::Iptables => true,
-            Some(listing) => !self.programs_refuse && self.is_right(&listing),
+            Some(listing) => {
+                !self.programs_refuse && self.is_whole(&listing) && !self.has_needless_nat(&listing)
+            }
             None => self.programs_refuse,
         };
         Ok(is_table_right && self.repairs()?.is_empty() && self.foreign_repairs()?.is_empty())
-    }
-
-    fn is_whole(&self, listing: &str) -> bool {
-        match &self.installed_nft {
-            Some(installed) => installed == listing,
-            None => nft::is_whole(listing, self.marks, self.duties.masquerade),
-        }
-    }
-
-    /// Returns what the rules are to do.
-    pub const fn duties(&self) -> RuleDuties {
-        self.duties
-    }
-
-    /// Gives the rules these duties. Then [`Self::install`] installs them.
-    pub fn set_duties(&mut self, duties: RuleDuties) -> Result<(), KernelError> {
-        let refuse = duties.refuse
-            || match self.nft.list_table(nft::TABLE) {
-                Ok(listing) => Self::keeps_nat(listing.as_deref()),
-                // Rules of iptables refuse.
-                Err(KernelError::CommandNotFound(_)) => true,
-                Err(error) => return Err(error),
-            };
-        if self.duties.masquerade != duties.masquerade {
-            self.installed.clear();
-        }
-        if self.duties != duties {
-            self.installed_nft = None;
-        }
-        self.duties = duties;
-        self.programs_refuse = !refuse;
-        Ok(())
-    }
-
-    /// Returns what is to refuse packets. If the link programs do, there is no table.
-    pub const fn refusing(&self) -> Refusing {
-        if self.programs_refuse { Refusing::Programs } else { Refusing::Netfilter }
     }
 
     /// Installs the rules that are missing or changed. Continues after a family or backend that

@@ -1,12 +1,52 @@
-//! The table of nftables: when there is one, and whether it has a chain of type `nat`.
+//! The table of nftables: when there is one, what it does, and whether it has a chain of type
+//! `nat`.
+
+use proxy_common::layout::Refusing;
 
 use super::{
-    Location, Rules,
+    Location, RuleDuties, Rules,
     nft::{self, Nat},
 };
 use crate::kernel::{KernelError, conntrack, ipvs};
 
 impl Rules {
+    pub(super) fn is_whole(&self, listing: &str) -> bool {
+        match &self.installed_nft {
+            Some(installed) => installed == listing,
+            None => nft::is_whole(listing, self.marks, self.duties.masquerade),
+        }
+    }
+
+    /// Returns what the rules are to do.
+    pub const fn duties(&self) -> RuleDuties {
+        self.duties
+    }
+
+    /// Gives the rules these duties. Then [`Self::install`] installs them.
+    pub fn set_duties(&mut self, duties: RuleDuties) -> Result<(), KernelError> {
+        let refuse = duties.refuse
+            || match self.nft.list_table(nft::TABLE) {
+                Ok(listing) => Self::keeps_nat(listing.as_deref()),
+                // Rules of iptables refuse.
+                Err(KernelError::CommandNotFound(_)) => true,
+                Err(error) => return Err(error),
+            };
+        if self.duties.masquerade != duties.masquerade {
+            self.installed.clear();
+        }
+        if self.duties != duties {
+            self.installed_nft = None;
+        }
+        self.duties = duties;
+        self.programs_refuse = !refuse;
+        Ok(())
+    }
+
+    /// Returns what is to refuse packets. If the link programs do, there is no table.
+    pub const fn refusing(&self) -> Refusing {
+        if self.programs_refuse { Refusing::Programs } else { Refusing::Netfilter }
+    }
+
     /// Writes the table alone, after a change of what refuses. The rules of iptables do not depend
     /// on that. What others added to them meanwhile stays before shunt's until they are compared.
     pub fn install_table(&mut self) -> Result<(), KernelError> {
@@ -21,8 +61,10 @@ impl Rules {
         if self.programs_refuse {
             return listing.map_or(Ok(()), |_| self.nft.remove_table(nft::TABLE));
         }
-        if !listing.as_ref().is_some_and(|listing| self.is_right(listing)) {
-            self.write_nft(self.nat(listing.as_deref()), listing.is_some())?;
+        let has_needless_nat = listing.as_deref().is_some_and(|listing| self.has_needless_nat(listing));
+        if has_needless_nat || !listing.as_deref().is_some_and(|listing| self.is_whole(listing)) {
+            let nat = if has_needless_nat { Nat::Nothing } else { self.nat(listing.as_deref()) };
+            self.write_nft(nat, listing.is_some())?;
         }
         Ok(())
     }
@@ -44,14 +86,10 @@ impl Rules {
         }
     }
 
-    /// Returns true if this listing of the table is that of the table to install.
-    pub(super) fn is_right(&self, listing: &str) -> bool {
-        self.is_whole(listing) && (self.duties.masquerade || !Self::has_needless_nat(listing))
-    }
-
-    /// Returns true if the table has a chain of type `nat` only for connections that have ended.
-    fn has_needless_nat(listing: &str) -> bool {
-        nft::has_nat_chain(listing) && !Self::keeps_nat(Some(listing))
+    /// Returns true if nothing needs the chain of type `nat` that the table has, because conntrack
+    /// translates no connection.
+    pub(super) fn has_needless_nat(&self, listing: &str) -> bool {
+        !self.duties.masquerade && nft::has_nat_chain(listing) && !Self::keeps_nat(Some(listing))
     }
 
     /// Returns true if the table is to have a chain of type `nat`, even if it does not masquerade.

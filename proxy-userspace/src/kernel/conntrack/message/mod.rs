@@ -72,6 +72,12 @@ pub(super) fn write_filter(protocol: Protocol, destination_port: Option<u16>, to
     to.nested(CTA_FILTER, |to| to.ne32(CTA_FILTER_ORIG_FLAGS, CTA_FILTER_F_CTA_PROTO_NUM | port_flag));
 }
 
+/// Writes a request for the entries whose status has a bit.
+pub(super) fn write_status_filter(bit: u32, to: &mut MessageBuffer) {
+    to.be32(CTA_STATUS, bit);
+    to.be32(CTA_STATUS_MASK, bit);
+}
+
 /// Deletions that are sent together. The kernel answers those that fail, and always the last one.
 #[derive(Debug, Default)]
 pub(super) struct DeletionBatch {

@@ -11,8 +11,8 @@ use crate::{
     tables::Tables,
 };
 
-/// What translates a flow with one of these bits is elsewhere.
-const ELSEWHERE: u32 = flow_state::TWICE_NAT | flow_state::DSR | flow_state::RETURN;
+/// Other code translates flows with one of these bits.
+const OTHERS: u32 = flow_state::TWICE_NAT | flow_state::DSR | flow_state::RETURN;
 
 /// Translates a plain packet of a known flow that comes in. For all other packets, returns `None`
 /// and does not change their bytes. They go on to the general code. `from_endpoint` says that the
@@ -43,13 +43,13 @@ fn incoming_segment<F: Frame, T: Tables>(
     packet: &PlainPacket,
     direction: Direction,
 ) -> Option<Outcome> {
-    translate(frame, tables, packet, direction)
+    segment(frame, tables, packet, direction)
 }
 
 /// Translates a plain segment of a known connection, unless it begins one or may do so, at the hook
 /// where packets of this direction are translated.
 #[inline(always)]
-pub(super) fn translate<F: Frame, T: Tables>(
+pub(super) fn segment<F: Frame, T: Tables>(
     frame: &F,
     tables: &T,
     packet: &PlainPacket,
@@ -61,7 +61,7 @@ pub(super) fn translate<F: Frame, T: Tables>(
         return None;
     }
     let key = packet.flow_key(direction);
-    let is_translated = |state| state & ELSEWHERE == 0;
+    let is_translated = |state| state & OTHERS == 0;
     let now_ns = tables.now_ns();
     let mut flow = Flow::NONE;
     if !direct::observe(tables, &key, &segment, now_ns, is_translated, &mut flow) {
@@ -71,8 +71,9 @@ pub(super) fn translate<F: Frame, T: Tables>(
     Some(rewrite(frame, tables, packet, &key, &flow))
 }
 
-/// Translates a plain datagram of a known flow that is assured, and whose endpoint serves, at the
-/// hook where packets of this direction are translated.
+/// Translates a plain datagram of a flow that is assured, at the hook where packets of this
+/// direction are translated. The client's datagrams need more: the flow must not be expired, and
+/// its endpoint must serve.
 #[inline(never)]
 pub(super) fn datagram<F: Frame, T: Tables>(
     frame: &F,
@@ -81,17 +82,18 @@ pub(super) fn datagram<F: Frame, T: Tables>(
     direction: Direction,
 ) -> Option<Outcome> {
     const NO_TCP: TcpFlags = TcpFlags(0);
-    const OTHER: u32 = ELSEWHERE | flow_state::PASS | flow_state::HELD | flow_state::LEFT;
+    const NOT: u32 = OTHERS | flow_state::PASS | flow_state::HELD | flow_state::LEFT;
     let key = packet.flow_key(direction);
     let now_ns = tables.now_ns();
+    let is_reply = matches!(direction, Direction::Reply | Direction::MasqueradeReply);
     let observed = observed_state(direction, NO_TCP);
-    let is_simple = |flow: &Flow| {
-        flow.state & (OTHER | flow_state::ASSURED) == flow_state::ASSURED
-            && (observed != 0 || !flow.is_expired(Protocol::Udp, now_ns))
+    let observe = |flow: &Flow| {
+        let is_simple = flow.state & (NOT | flow_state::ASSURED) == flow_state::ASSURED
+            && (is_reply || !flow.is_expired(Protocol::Udp, now_ns));
+        is_simple.then_some(observed)
     };
-    let observe = |flow: &Flow| is_simple(flow).then_some(observed);
     let mut flow = Flow::NONE;
-    if !tables.observed_flow(&key, (NO_TCP, 0), now_ns, observe, &mut flow) || !is_simple(&flow) {
+    if !tables.observed_flow(&key, (NO_TCP, 0), now_ns, observe, &mut flow) {
         return None;
     }
     let is_original = matches!(direction, Direction::Original);
@@ -99,7 +101,7 @@ pub(super) fn datagram<F: Frame, T: Tables>(
         return None;
     }
     flow::touch_observed(tables, &key, &flow, observed, now_ns);
-    if matches!(direction, Direction::Reply) {
+    if is_reply {
         flow::keep_opposite(tables, &key, &flow);
     }
     direct::note_packet(frame, tables, (&key, &flow), NO_TCP, now_ns);
@@ -120,7 +122,7 @@ fn rewrite<F: Frame, T: Tables>(
         mark(frame, tables, flow, true);
     }
     if rewrite::plain_in_place(frame, packet, &PlainEnds::of(flow)).is_none() {
-        return direct::drop_segment(tables, flow);
+        return direct::drop_plain(tables, flow);
     }
     // A packet that is masqueraded is counted at the hook where its other address is translated.
     if key.direction <= Direction::Reply as u8 {
