@@ -82,6 +82,9 @@ pub trait Renderer: Send {
         Vec::new()
     }
 
+    /// See [`Dataplane::keep_nat`].
+    fn keep_nat(&mut self) {}
+
     /// Returns the backstop that is in place.
     fn backstop(&self) -> Option<BackstopStatus> {
         None
@@ -244,6 +247,10 @@ where
     ) -> Result<Vec<StaleUdpDeletion>, RenderError> {
         let Some(stale_udp) = self.dataplane.stale_udp() else { return Ok(Vec::new()) };
         stale_udp.delete_stale(snapshot, dirty).map_err(RenderError::StaleUdp)
+    }
+
+    fn keep_nat(&mut self) {
+        self.dataplane.keep_nat();
     }
 
     fn cleanup(&mut self) -> Vec<RenderError> {

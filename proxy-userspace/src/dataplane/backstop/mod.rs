@@ -411,6 +411,10 @@ impl Renderer for Backstopped {
         if !self.needs().is_empty() {
             return Vec::new();
         }
+        if self.in_place().is_some() {
+            // It may have masqueraded connections that the programs translate.
+            self.programs.keep_nat();
+        }
         let errors = self.in_place().map(Renderer::cleanup).unwrap_or_default();
         self.is_in_place &= !errors.is_empty();
         errors

@@ -310,6 +310,10 @@ impl Dataplane for Ebpf {
         state.is_current
     }
 
+    fn keep_nat(&mut self) {
+        self.keep_nat_chain();
+    }
+
     fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {
         plan::plan(state, snapshot, dirty)
     }

@@ -159,10 +159,7 @@ impl Ebpf {
     /// not established yet. A failure is no reason to serve less: these flows may get another
     /// endpoint.
     pub(crate) fn leave_flows(&mut self, state: &State) {
-        if let Err(error) = self.keep_nat() {
-            let error = with_causes(&error);
-            tracing::warn!(error, "connections that conntrack translates may break");
-        }
+        self.keep_nat_chain();
         match handover::leave_flows(&self.pins, state) {
             Ok(0) | Err(KernelError::NoConntrackNetlink(_)) => {}
             Ok(flows) => tracing::info!(flows, "conntrack keeps the flows that it translates"),
@@ -204,12 +201,16 @@ impl Ebpf {
         self.forget(&|_, flow| handover::is_whole(flow))
     }
 
-    /// Makes conntrack go on to translate its connections. The rules for that also refuse packets.
-    fn keep_nat(&mut self) -> Result<(), KernelError> {
-        let Some(rules) = &mut self.rules else { return Ok(()) };
+    /// Makes conntrack go on to translate its connections. The rules for that also refuse packets. A
+    /// failure is no reason to serve less.
+    pub(super) fn keep_nat_chain(&mut self) {
+        let Some(rules) = &mut self.rules else { return };
         let kept = rules.keep_nat();
-        self.maps.set_refusing(rules.refusing())?;
-        kept
+        let refuses = self.maps.set_refusing(rules.refusing());
+        if let Err(error) = refuses.and(kept) {
+            let error = with_causes(&error);
+            tracing::warn!(error, "connections that conntrack translates may break");
+        }
     }
 
     /// Makes the programs use the new marks, and then removes the rules for the old marks. Waits
