@@ -377,6 +377,39 @@ pub enum LinkPath {
     },
 }
 
+impl LinkPath {
+    /// Returns the name of the path.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Programs => "programs",
+            Self::Direct { .. } => "direct",
+            Self::Netfilter { .. } => "netfilter",
+        }
+    }
+}
+
+/// The link path of a node, and why it has this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChosenPath {
+    /// The path.
+    pub path: LinkPath,
+    /// The reason, for people: the setting, or what others have set up.
+    pub why: Arc<str>,
+}
+
+impl ChosenPath {
+    /// Returns a path with its reason.
+    pub fn new(path: LinkPath, why: impl Into<Arc<str>>) -> Self {
+        Self { path, why: why.into() }
+    }
+
+    /// Returns netfilter, with its reason.
+    pub fn netfilter(why: impl Into<Arc<str>>) -> Self {
+        let why = why.into();
+        Self { path: LinkPath::Netfilter { why: Arc::clone(&why) }, why }
+    }
+}
+
 /// The environment variables that set HTTP proxies, as in Go's `httpproxy.FromEnvironment`.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ProxyVariables {

@@ -187,7 +187,7 @@ mod tests {
     use crate::{
         dataplane::Mode,
         health::SyncTask,
-        model::{IpFamily, LinkPath},
+        model::{ChosenPath, IpFamily, LinkPath},
     };
 
     const JSON: &str = "application/json;v=v1beta1;g=config.k8s.io;as=";
@@ -233,7 +233,7 @@ mod tests {
         let (status, health) = (introspection.status.clone(), introspection.health.clone());
         let routes = introspection_routes(introspection);
         status.set_mode(Mode::Ebpf, "as configured");
-        status.set_link_path(LinkPath::Programs);
+        status.set_link_path(ChosenPath::new(LinkPath::Programs, "shunt.links.path is programs"));
         let (code, content_type, body) = get_page(&routes, "/statusz", "*/*").await;
         assert_eq!((code, content_type.as_str()), (StatusCode::OK, "text/plain; charset=utf-8"));
         let starting = "Ready: no: the first full sync is not complete\nLast sync: none\n";

@@ -7,7 +7,7 @@ use super::{ProxyHealth, Status, WatchReport, Watches};
 use crate::{
     dataplane::MapFill,
     kernel::Confinement,
-    model::{LinkPath, SocketScope},
+    model::{ChosenPath, LinkPath, SocketScope},
 };
 
 /// The state of the proxy on this node.
@@ -89,7 +89,7 @@ impl NodeReport {
         let facts = status.facts();
         let running = facts.mode.as_ref();
         let netfilter_on_links = match &facts.link_path {
-            Some(LinkPath::Netfilter { why }) => Some(why.as_ref().to_owned()),
+            Some(ChosenPath { path: LinkPath::Netfilter { .. }, why }) => Some(why.as_ref().to_owned()),
             _ => None,
         };
         let scope = facts.socket_scope.as_ref().filter(|reported| reported.scope == SocketScope::Node);

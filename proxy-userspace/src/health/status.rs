@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::{
     dataplane::{BackstopStatus, DisplacedLink, MapFill, Mode},
     kernel::redirecting_pods::ExemptNamespaces,
-    model::{IpFamily, LinkPath, SocketScope},
+    model::{ChosenPath, IpFamily, SocketScope},
 };
 
 /// The last value of each fact about this proxy. The parts of shunt write it where they report a
@@ -31,7 +31,7 @@ pub struct Status {
 #[derive(Debug, Default)]
 pub(super) struct Facts {
     pub(super) mode: Option<RunningMode>,
-    pub(super) link_path: Option<LinkPath>,
+    pub(super) link_path: Option<ChosenPath>,
     pub(super) socket_scope: Option<ReportedScope>,
     pub(super) exempt: ExemptNamespaces,
     pub(super) backstop: Option<BackstopStatus>,
@@ -149,8 +149,9 @@ impl Status {
     }
 
     /// Sets what translates packets that come in on links.
-    pub fn set_link_path(&self, path: LinkPath) {
-        self.facts().link_path = Some(path);
+    /// Returns the path that was set before.
+    pub fn set_link_path(&self, path: ChosenPath) -> Option<ChosenPath> {
+        self.facts().link_path.replace(path)
     }
 
     /// Sets which sockets are served, and the reason if that does not follow from the scope.

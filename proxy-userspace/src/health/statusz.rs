@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     dataplane::{BackstopStatus, Mode},
-    model::{DirectScope, LinkPath, SocketScope},
+    model::{ChosenPath, DirectScope, LinkPath, SocketScope},
 };
 
 /// Go's `time.UnixDate`, as upstream writes times here.
@@ -96,6 +96,25 @@ impl Display for Page<'_> {
     }
 }
 
+fn write_link_path(f: &mut fmt::Formatter<'_>, chosen: Option<&ChosenPath>) -> fmt::Result {
+    let Some(ChosenPath { path, why }) = chosen else { return line(f, "Link path", "not known yet") };
+    line(f, "Link path", path.name())?;
+    line(f, "Link path reason", why)?;
+    let LinkPath::Direct { scope, lease, without, .. } = path else { return Ok(()) };
+    let flows = match scope {
+        DirectScope::Learned => "learned",
+        DirectScope::Whole => "whole",
+    };
+    line(f, "Direct path of flows", flows)?;
+    let lease = Duration::from_nanos(LEASE_NS).max(*lease);
+    line(f, "Direct path lease", format!("up to {lease:?}"))?;
+    if without.is_empty() {
+        return Ok(());
+    }
+    let links: Vec<&str> = without.iter().map(|link| &**link).collect();
+    line(f, "Links without direct path", links.join(", "))
+}
+
 fn write_mode(f: &mut fmt::Formatter<'_>, running: Option<&RunningMode>) -> fmt::Result {
     let Some(RunningMode { mode, why, since }) = running else { return line(f, "Mode", NONE) };
     line(f, "Mode", mode)?;
@@ -105,28 +124,7 @@ fn write_mode(f: &mut fmt::Formatter<'_>, running: Option<&RunningMode>) -> fmt:
 
 /// Writes what only the ebpf mode has.
 fn write_ebpf(f: &mut fmt::Formatter<'_>, facts: &Facts) -> fmt::Result {
-    match &facts.link_path {
-        None => line(f, "Link path", "not known yet")?,
-        Some(LinkPath::Programs) => line(f, "Link path", "programs")?,
-        Some(LinkPath::Direct { scope, lease, without, .. }) => {
-            line(f, "Link path", "direct")?;
-            let flows = match scope {
-                DirectScope::Learned => "learned",
-                DirectScope::Whole => "whole",
-            };
-            line(f, "Direct path of flows", flows)?;
-            let lease = Duration::from_nanos(LEASE_NS).max(*lease);
-            line(f, "Direct path lease", format!("up to {lease:?}"))?;
-            if !without.is_empty() {
-                let links: Vec<&str> = without.iter().map(|link| &**link).collect();
-                line(f, "Links without direct path", links.join(", "))?;
-            }
-        }
-        Some(LinkPath::Netfilter { why }) => {
-            line(f, "Link path", "netfilter")?;
-            line(f, "Link path reason", why)?;
-        }
-    }
+    write_link_path(f, facts.link_path.as_ref())?;
     write_sockets(f, facts)?;
     match &facts.backstop {
         None => line(f, "Backstop", NONE)?,
@@ -256,7 +254,7 @@ mod tests {
 
     #[test]
     fn the_page_of_the_ebpf_mode_names_everything_that_is_not_as_usual() {
-        let netfilter = LinkPath::Netfilter { why: "a rule of others looks at the source".into() };
+        let netfilter = ChosenPath::netfilter("a rule of others looks at the source");
         let facts = Facts {
             mode: Some(running(Mode::Ebpf, "as configured")),
             link_path: Some(netfilter),
@@ -290,14 +288,14 @@ mod tests {
     fn the_page_of_the_ebpf_mode_says_none_where_nothing_is_unusual() {
         let facts = Facts {
             mode: Some(running(Mode::Ebpf, "auto: it works")),
-            link_path: Some(LinkPath::Programs),
+            link_path: Some(ChosenPath::new(LinkPath::Programs, "shunt.links.path is programs")),
             socket_scope: Some(ReportedScope { scope: SocketScope::All, why: None }),
             ..Facts::default()
         };
         let text = text(&facts, &progress(0, None));
         let (_, own) = text.split_once("Paths: /metrics /statusz\n\n").expect("a head");
         let expected = "Mode: ebpf\nMode reason: auto: it works\nMode since: Mon Sep 21 14:13:21 UTC 2026\n\
-                        Link path: programs\nSocket scope: all\nBackstop: none\nLink left out: none\n\
+                        Link path: programs\nLink path reason: shunt.links.path is programs\nSocket scope: all\nBackstop: none\nLink left out: none\n\
                         Link displaced: none\nReady: yes\nLast sync: IPv4 0 s ago, IPv6 0 s ago\n\
                         Pending changes: none\nFailing: none\nConfiguration refused: none\n";
         assert_eq!(own, expected);
@@ -313,10 +311,11 @@ mod tests {
                 filtered: BTreeSet::new(),
             };
             let mode = Some(running(Mode::Ebpf, "auto: it works"));
-            text(&Facts { mode, link_path: Some(direct), ..Facts::default() }, &progress(0, None))
+            let link_path = Some(ChosenPath::new(direct, "no rule of others"));
+            text(&Facts { mode, link_path, ..Facts::default() }, &progress(0, None))
         });
         assert!(watched.contains(
-            "Link path: direct\nDirect path of flows: learned\nDirect path lease: up to 8s\nLinks without direct path: eth1\n"
+            "Link path: direct\nLink path reason: no rule of others\nDirect path of flows: learned\nDirect path lease: up to 8s\nLinks without direct path: eth1\n"
         ));
         assert!(unwatched.contains("Direct path lease: up to 500ms\n"));
     }

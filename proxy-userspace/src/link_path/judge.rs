@@ -37,20 +37,21 @@ pub fn judge(evidence: &Evidence) -> LinkPath {
     }
 }
 
-/// Returns true if rules of others look at forwarded packets. On the direct path, rules that count,
-/// limit or log see few packets. Chains of type `nat` see only the first packet of a connection. It
-/// goes through the stack, except with whole flows.
-pub(super) fn has_rules(evidence: &Evidence, scope: DirectScope) -> bool {
-    evidence.tables.iter().any(|table| {
+/// Returns a sentence about the first rule of others that looks at forwarded packets. On the direct
+/// path, rules that count, limit or log see few packets. Chains of type `nat` see only the first
+/// packet of a connection. It goes through the stack, except with whole flows.
+pub(super) fn forwarding_rule(evidence: &Evidence, scope: DirectScope) -> Option<String> {
+    let is_passed_by = |base: BaseChain| {
+        matches!(base.hook, Hook::Input | Hook::Output) || base.is_nat && scope == DirectScope::Learned
+    };
+    evidence.tables.iter().find_map(|table| {
         let judge = TableJudge { table, evidence };
-        table.chains.values().any(|chain| {
-            let is_passed_by = |base: BaseChain| {
-                matches!(base.hook, Hook::Input | Hook::Output)
-                    || base.is_nat && scope == DirectScope::Learned
-            };
-            chain.base.is_some_and(|base| !is_passed_by(base))
-                && chain.rules.iter().any(|rule| !judge.is_own_jump(rule))
-        })
+        table.chains.values().filter(|chain| chain.base.is_some_and(|base| !is_passed_by(base))).find_map(
+            |chain| {
+                let rule = chain.rules.iter().find(|rule| !judge.is_own_jump(rule))?;
+                Some(judge.describe("a rule of others looks at forwarded packets", chain, rule))
+            },
+        )
     })
 }
 

@@ -1,6 +1,6 @@
 //! Judges again whenever something changed, and reports the path.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tokio::{
     sync::watch,
@@ -9,7 +9,8 @@ use tokio::{
 };
 
 use super::{
-    judge::{has_rules, judge, links_with_filters},
+    Evidence,
+    judge::{forwarding_rule, judge, links_with_filters},
     lease::lease,
     read::{read, read_filters},
 };
@@ -18,7 +19,7 @@ use crate::{
         KernelError, bpf::tc::Hook, command::Launcher, foreign_changes::ForeignChanges,
         foreign_filters::LinkFilter,
     },
-    net::{DirectScope, LinkPath, OWN_PROGRAMS, OWN_TABLES},
+    net::{ChosenPath, DirectScope, LinkPath, OWN_PROGRAMS, OWN_TABLES},
 };
 
 /// The shortest time from one judgement to the next.
@@ -55,8 +56,12 @@ pub const CANNOT_READ: &str = "shunt cannot read what other programs set up";
 
 impl Settings {
     /// Returns the path while it is not known what others set up, for this reason.
-    pub fn path_without_evidence(&self, why: Arc<str>) -> LinkPath {
-        if self.direct == DirectPath::Always { LinkPath::Programs } else { LinkPath::Netfilter { why } }
+    pub fn path_without_evidence(&self, why: String) -> ChosenPath {
+        if self.direct == DirectPath::Always {
+            ChosenPath::new(LinkPath::Programs, why)
+        } else {
+            ChosenPath::netfilter(why)
+        }
     }
 }
 
@@ -69,7 +74,7 @@ impl Settings {
 pub async fn report(
     launcher: Launcher,
     settings: Settings,
-    to: watch::Sender<Option<LinkPath>>,
+    to: watch::Sender<Option<ChosenPath>>,
 ) -> Result<(), KernelError> {
     // Before the first reading, so that no change is missed.
     let mut changes = ForeignChanges::open(OWN_TABLES, OWN_PROGRAMS)?;
@@ -93,8 +98,7 @@ pub async fn report(
                         }
                     );
                 }
-                let why: Arc<str> = format!("{CANNOT_READ}: {error}").into();
-                settings.path_without_evidence(why)
+                settings.path_without_evidence(format!("{CANNOT_READ}: {error}"))
             }
         };
         to.send_if_modified(|current| {
@@ -125,32 +129,49 @@ fn direct(scope: DirectScope, lease: Duration, filters: &[LinkFilter]) -> LinkPa
     LinkPath::Direct { scope, lease, without, filtered }
 }
 
-async fn read_and_judge(launcher: Launcher, settings: Settings) -> Result<LinkPath, KernelError> {
-    let judged = spawn_blocking(move || {
-        let Settings { scope, .. } = settings;
-        let evidence = match read(&launcher, settings.own_marks) {
-            Err(error) if settings.direct == DirectPath::Always => {
-                tracing::debug!(
-                    %error,
-                    "cannot read the rules of others: each flow on the direct path sends a packet through the stack twice a second"
-                );
-                return Ok(direct(scope, Duration::ZERO, &read_filters()?));
-            }
-            evidence => evidence?,
+/// The reason of the direct path that a setting asks for.
+const DIRECT_BY_SETTING: &str = "shunt.links.path is direct";
+
+/// Chooses the path by what others have set up.
+pub(super) fn choose(evidence: &Evidence, settings: Settings) -> ChosenPath {
+    let Settings { scope, .. } = settings;
+    let rule = || forwarding_rule(evidence, scope);
+    if settings.direct == DirectPath::Always {
+        let policy =
+            || evidence.policies.first().map(|policy| format!("an IPsec policy of others: {policy}"));
+        let (lease, why) = match rule().or_else(policy) {
+            Some(seen) => (Duration::ZERO, format!("{DIRECT_BY_SETTING}; {seen}")),
+            None => (lease(), DIRECT_BY_SETTING.to_owned()),
         };
-        if settings.direct == DirectPath::Always {
-            let is_seen = has_rules(&evidence, scope) || !evidence.policies.is_empty();
-            let lease = if is_seen { Duration::ZERO } else { lease() };
-            return Ok(direct(scope, lease, &evidence.filters));
+        return ChosenPath::new(direct(scope, lease, &evidence.filters), why);
+    }
+    match judge(evidence) {
+        LinkPath::Netfilter { why } => ChosenPath::netfilter(why),
+        _ if settings.direct == DirectPath::Never => ChosenPath::new(
+            LinkPath::Programs,
+            "no rule of others depends on netfilter's translation, and netfilter masquerades",
+        ),
+        path => match rule() {
+            Some(why) => ChosenPath::new(path, why),
+            None => ChosenPath::new(
+                direct(scope, lease(), &evidence.filters),
+                "no rule of others looks at forwarded packets",
+            ),
+        },
+    }
+}
+
+async fn read_and_judge(launcher: Launcher, settings: Settings) -> Result<ChosenPath, KernelError> {
+    let judged = spawn_blocking(move || match read(&launcher, settings.own_marks) {
+        Err(error) if settings.direct == DirectPath::Always => {
+            tracing::debug!(
+                %error,
+                "cannot read the rules of others: each flow on the direct path sends a packet through the stack twice a second"
+            );
+            let path = direct(settings.scope, Duration::ZERO, &read_filters()?);
+            Ok(ChosenPath::new(path, format!("{DIRECT_BY_SETTING}; {CANNOT_READ}: {error}")))
         }
-        Ok(match judge(&evidence) {
-            LinkPath::Programs
-                if settings.direct == DirectPath::IfNoRules && !has_rules(&evidence, scope) =>
-            {
-                direct(scope, lease(), &evidence.filters)
-            }
-            path => path,
-        })
+        evidence => Ok(choose(&evidence?, settings)),
     });
     judged.await.unwrap_or_else(|error| {
         Err(KernelError::call("judge", "what other programs set up")(std::io::Error::other(error)))

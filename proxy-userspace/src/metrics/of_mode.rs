@@ -8,7 +8,7 @@ use crate::{
         BackstopStatus, DisplacedLink, KernelCounts, LeftOutReason, MaglevCount, MapFill, ModeMetricsReader,
         ServiceCount,
     },
-    model::LinkPath,
+    model::ChosenPath,
 };
 
 impl Metrics {
@@ -75,14 +75,10 @@ impl Metrics {
     }
 
     /// Sets what translates packets that come in on links.
-    pub fn set_link_path(&self, path: &LinkPath) {
-        let (path, why) = match path {
-            LinkPath::Programs => ("programs", ""),
-            LinkPath::Direct { .. } => ("direct", ""),
-            LinkPath::Netfilter { why } => ("netfilter", &**why),
-        };
+    pub fn set_link_path(&self, ChosenPath { path, why }: &ChosenPath) {
         self.link_path_info.clear();
-        self.link_path_info.get_or_create(&vec![("path", path.into()), ("why", why.into())]).set(1);
+        let labels = vec![("path", path.name().into()), ("why", (**why).into())];
+        self.link_path_info.get_or_create(&labels).set(1);
     }
 
     /// Sets the number of network namespaces whose sockets are left alone.

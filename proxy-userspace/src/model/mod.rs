@@ -51,6 +51,6 @@ pub use tunnel::{TunnelView, is_address_of_node, is_tunnel_address};
 pub use unserved::UnservedReason;
 
 pub use crate::net::{
-    Device, DirectScope, IpFamily, Link, LinkAddress, LinkHeader, LinkPath, MacAddress, NodeFacts, PortRange,
-    Protocol, SocketScope, SourceAddress, Vlan, XdpFeatures, XdpMode,
+    ChosenPath, Device, DirectScope, IpFamily, Link, LinkAddress, LinkHeader, LinkPath, MacAddress,
+    NodeFacts, PortRange, Protocol, SocketScope, SourceAddress, Vlan, XdpFeatures, XdpMode,
 };

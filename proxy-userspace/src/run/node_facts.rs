@@ -20,7 +20,7 @@ use proxy_userspace::{
     },
     link_path::{self, DirectPath},
     mode::{BackstopPolicy, LinksDirect, LinksPath, SocketsScope},
-    net::{DirectScope, LinkPath, NodeFacts, PortRange, SocketScope},
+    net::{ChosenPath, DirectScope, LinkPath, NodeFacts, PortRange, SocketScope},
     sync::Outputs,
 };
 use tokio::{
@@ -145,7 +145,7 @@ where
 /// Sends the facts once all are known, and after each change. Returns when all receivers are gone.
 async fn merge(
     mut links: watch::Receiver<Option<NodeFacts>>,
-    mut path: watch::Receiver<Option<LinkPath>>,
+    mut path: watch::Receiver<Option<ChosenPath>>,
     mut sockets: watch::Receiver<Option<ServedSockets>>,
     former_programs_ports: Option<PortRange>,
     outputs: Outputs,
@@ -157,13 +157,12 @@ async fn merge(
             (path.borrow_and_update().clone(), sockets.borrow_and_update().clone());
         if let (Some(facts), Some(link_path), Some(sockets)) = (merged, link_path, sockets_now) {
             let ServedSockets { scope: socket_scope, exempt_addresses } = sockets;
-            outputs.metrics.set_link_path(&link_path);
-            outputs.status.set_link_path(link_path.clone());
+            report_link_path(&link_path, &outputs);
             let local_ports = sysctl::local_ports().ok();
             to.send_replace(Some(NodeFacts {
                 local_ports,
                 former_programs_ports,
-                link_path,
+                link_path: link_path.path,
                 socket_scope,
                 exempt_addresses,
                 ..facts
@@ -178,6 +177,22 @@ async fn merge(
     }
 }
 
+/// Reports the link path: as a metric, and as a log line and a Kubernetes Event when it changes.
+fn report_link_path(chosen: &ChosenPath, outputs: &Outputs) {
+    let before = outputs.status.set_link_path(chosen.clone());
+    if before.as_ref() == Some(chosen) {
+        return;
+    }
+    outputs.metrics.set_link_path(chosen);
+    let is_same = |before: ChosenPath| before.path.name() == chosen.path.name() && before.why == chosen.why;
+    if before.is_some_and(is_same) {
+        return;
+    }
+    let (path, why) = (chosen.path.name(), &chosen.why);
+    tracing::info!(path, %why, "the link path of this node");
+    outputs.events.normal("LinkPath", format!("packets that come in on links: {path}, because {why}"));
+}
+
 /// Waits for a change. A value without a sender stays.
 async fn changed<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
@@ -186,12 +201,13 @@ async fn changed<T>(receiver: &mut watch::Receiver<T>) {
 }
 
 /// Reports what translates packets that come in on links.
-fn link_path(config: &Config, launcher: &Launcher, tasks: &mut Tasks) -> watch::Receiver<Option<LinkPath>> {
+fn link_path(config: &Config, launcher: &Launcher, tasks: &mut Tasks) -> watch::Receiver<Option<ChosenPath>> {
     let fixed = match config.ebpf.links_path {
         LinksPath::Auto if config.ebpf.backstop != BackstopPolicy::Never => None,
         LinksPath::Direct => None,
-        LinksPath::Auto | LinksPath::Programs => Some(LinkPath::Programs),
-        LinksPath::Netfilter => Some(LinkPath::Netfilter { why: "shunt.links.path is netfilter".into() }),
+        LinksPath::Auto => Some(ChosenPath::new(LinkPath::Programs, "shunt.backstop is never")),
+        LinksPath::Programs => Some(ChosenPath::new(LinkPath::Programs, "shunt.links.path is programs")),
+        LinksPath::Netfilter => Some(ChosenPath::netfilter("shunt.links.path is netfilter")),
     };
     let (to, path) = watch::channel(fixed);
     if path.borrow().is_none() {
@@ -205,7 +221,7 @@ fn link_path(config: &Config, launcher: &Launcher, tasks: &mut Tasks) -> watch::
 async fn judge(
     config: Config,
     launcher: Launcher,
-    to: watch::Sender<Option<LinkPath>>,
+    to: watch::Sender<Option<ChosenPath>>,
 ) -> anyhow::Result<()> {
     let settings = link_path::Settings {
         own_marks: assembly::own_marks(&config),
@@ -226,7 +242,7 @@ async fn judge(
         if let Err(error) = report.await {
             let error = with_causes(&error);
             tracing::warn!(error, "cannot watch what other programs set up on this node");
-            let why = format!("{}: {error}", link_path::CANNOT_READ).into();
+            let why = format!("{}: {error}", link_path::CANNOT_READ);
             report_to.send_replace(Some(settings.path_without_evidence(why)));
         }
         pending::<()>().await;
@@ -239,14 +255,14 @@ async fn judge(
 async fn forward_possible(
     config: Config,
     launcher: Launcher,
-    mut judged: watch::Receiver<Option<LinkPath>>,
-    to: &watch::Sender<Option<LinkPath>>,
+    mut judged: watch::Receiver<Option<ChosenPath>>,
+    to: &watch::Sender<Option<ChosenPath>>,
 ) {
     let (config, launcher) = (Arc::new(config), Arc::new(launcher));
     let mut backstop_works = None;
     while judged.changed().await.is_ok() {
-        let Some(mut path) = judged.borrow_and_update().clone() else { continue };
-        if let LinkPath::Netfilter { why } = &path {
+        let Some(mut chosen) = judged.borrow_and_update().clone() else { continue };
+        if let ChosenPath { path: LinkPath::Netfilter { .. }, why } = &chosen {
             let (config, launcher) = (Arc::clone(&config), Arc::clone(&launcher));
             let probe = || spawn_blocking(move || dataplane::backstop_works(&config, &launcher));
             let works = match backstop_works {
@@ -255,10 +271,11 @@ async fn forward_possible(
             };
             if !works {
                 tracing::warn!(%why, "netfilter should translate packets that come in on links, but neither nftables nor iptables works here");
-                path = LinkPath::Programs;
+                let why = format!("neither nftables nor iptables works here, but {why}");
+                chosen = ChosenPath::new(LinkPath::Programs, why);
             }
         }
-        to.send_replace(Some(path));
+        to.send_replace(Some(chosen));
     }
 }
 

@@ -8,7 +8,10 @@ use shunt_tests::{
     case::Case,
     deadline::Stopwatch,
     process,
-    runner::{IptablesVariant, ObjectSourceKind, Runner, Selection, Summary, adapt_to_mode, cases_directory},
+    runner::{
+        IptablesVariant, LinkFlags, ObjectSourceKind, Runner, Selection, Summary, adapt_to_mode,
+        cases_directory,
+    },
     world::{Host, World},
 };
 
@@ -28,19 +31,8 @@ struct Arguments {
     /// The proxy's flag --backstop, in mode ebpf.
     #[arg(long, value_name = "auto|always|never")]
     backstop: Option<String>,
-    /// The proxy's flag --links-path, in mode ebpf.
-    #[arg(long, value_name = "auto|programs|direct|netfilter")]
-    links_path: Option<String>,
-    /// The proxy's flag --links-xdp, in mode ebpf. Hosts then complete their checksums themselves:
-    /// the XDP program leaves all others to the stack.
-    #[arg(long, value_name = "off|generic")]
-    links_xdp: Option<String>,
-    /// The proxy's flag --links-masquerade, in mode ebpf.
-    #[arg(long, value_name = "netfilter|programs")]
-    links_masquerade: Option<String>,
-    /// The proxy's flag --links-direct, in mode ebpf.
-    #[arg(long, value_name = "learned|whole")]
-    links_direct: Option<String>,
+    #[command(flatten)]
+    links: LinkFlags,
     /// The proxy's flag --sockets-scope, in mode ebpf.
     #[arg(long, value_name = "auto|all|node")]
     sockets_scope: Option<String>,
@@ -83,23 +75,18 @@ fn run(arguments: Arguments) -> Result<bool> {
     let shunt = shunt.transpose()?;
     let program = std::env::current_exe().context("find the runner's own program")?;
     let world = World::build(&Host::ALL, &program)?;
-    arguments.links_xdp.as_ref().map_or(Ok(()), |_| world.complete_checksums())?;
+    arguments.links.prepare(&world)?;
     let iptables = arguments.iptables;
     iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
     let selection = Selection::new(&arguments.mode)
         .with_iptables(iptables.unwrap_or(IptablesVariant::Nft))
-        .with_links_path(arguments.links_path.as_deref());
+        .with_links_path(arguments.links.links_path.as_deref());
     let selection = if arguments.whole { selection } else { selection.without_unsupported(&world) };
     let (mode, source) = (arguments.mode, arguments.source);
-    let flags = [
-        ("--backstop", arguments.backstop),
-        ("--links-path", arguments.links_path),
-        ("--links-masquerade", arguments.links_masquerade),
-        ("--links-direct", arguments.links_direct),
-        ("--links-xdp", arguments.links_xdp.clone()),
-        ("--sockets-scope", arguments.sockets_scope),
-    ];
-    let flags = flags.into_iter().filter_map(|(flag, value)| Some((flag, value?))).collect();
+    let flags = [("--backstop", arguments.backstop), ("--sockets-scope", arguments.sockets_scope)];
+    let flags = flags.into_iter().filter_map(|(flag, value)| Some((flag, value?)));
+    let of_links = arguments.links.given().map(|(flag, value)| (flag, value.to_owned()));
+    let flags = flags.chain(of_links).collect();
     let mut runner = Runner { world, shunt, mode, source, selection, iptables, flags };
     let mut reports = Vec::new();
     for case in &cases {

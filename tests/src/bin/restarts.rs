@@ -4,12 +4,12 @@
 
 use std::{path::PathBuf, process::ExitCode, thread, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use serde_yaml_ng::Mapping;
 use shunt_tests::{
     process,
-    runner::{Manifests, Proxy},
+    runner::{LinkFlags, Manifests, Proxy},
     small_cluster::{DNS_PORT, HOSTS, NODE, OUTSIDE, SERVICES, Slices},
     traffic::{ClientResult, Clients},
     world::{Host, World},
@@ -31,6 +31,8 @@ struct Arguments {
     /// The binary of the proxy.
     #[arg(long, value_name = "PATH")]
     shunt: PathBuf,
+    #[command(flatten)]
+    links: LinkFlags,
     /// How often to kill the proxy.
     #[arg(long, default_value_t = 60)]
     kills: u32,
@@ -49,12 +51,14 @@ fn report(results: &[ClientResult]) -> bool {
 
 fn run(arguments: &Arguments) -> Result<Vec<ClientResult>> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
-    let mut world = World::build(&HOSTS, &std::env::current_exe()?)?;
+    let hosts = if arguments.links.has_xdp() { &Host::ALL[..] } else { &HOSTS };
+    let mut world = World::build(hosts, &std::env::current_exe()?)?;
+    arguments.links.prepare(&world)?;
     let manifests = Manifests::create(world.directory())?;
     manifests.place("node.yaml", NODE)?;
     manifests.place("services.yaml", SERVICES)?;
     manifests.place("outside.yaml", OUTSIDE)?;
-    set_endpoints(&manifests, &[Host::A1, Host::A2])?;
+    set_endpoints(&manifests, arguments.endpoint_sets()[0])?;
     let modes = &arguments.mode;
     let mode = modes.first().context("--mode is empty")?;
     let mut proxy = Proxy::new(Host::Node1, &world, &shunt, mode, &manifests, &Mapping::new())?;
@@ -62,6 +66,7 @@ fn run(arguments: &Arguments) -> Result<Vec<ClientResult>> {
         // The link programs translate the connections of a2.
         world.move_out_of_cgroup(Host::A2)?;
     }
+    arguments.links.set(&mut proxy);
     proxy.start(&mut world)?;
     let results = kill_under_load(&mut world, &mut proxy, &manifests, arguments);
     if results.is_err() {
@@ -80,10 +85,12 @@ fn kill_under_load(
     arguments: &Arguments,
 ) -> Result<Vec<ClientResult>> {
     let mut clients = Clients::from_world(world)?;
-    // The netfilter modes delete the conntrack entries of a conversation whose endpoint leaves.
-    if arguments.mode == ["ebpf"] {
+    let is_ebpf = arguments.mode == ["ebpf"];
+    if is_ebpf {
         clients = clients.with_udp_from_outside(world)?;
-    } else {
+    }
+    // Netfilter deletes the conntrack entries of a conversation whose endpoint leaves.
+    if !is_ebpf || arguments.links.links_path.as_deref() == Some("netfilter") {
         clients.tolerate_deleted_flows();
     }
     if arguments.mode.len() > 1 {
@@ -93,7 +100,24 @@ fn kill_under_load(
     proxy.start(world)?;
     clients.check_open_connections()?;
     clients.check_only_endpoint(Host::A3)?;
+    if arguments.links.has_xdp() {
+        // The counts survive all restarts.
+        let sent = proxy.sent_before_stack(world)?;
+        println!("{sent} packets left before the stack");
+        ensure!(sent > 0, "no packet left before the stack");
+    }
     Ok(results)
+}
+
+impl Arguments {
+    /// Returns the endpoints of the Services, in turn. XDP sends on only what leaves the node.
+    fn endpoint_sets(&self) -> [&'static [Host]; 3] {
+        if self.links.has_xdp() {
+            [&[Host::A1, Host::B1], &[Host::B1, Host::B2], &[Host::A1, Host::B2]]
+        } else {
+            [&[Host::A1, Host::A2], &[Host::A2, Host::A3], &[Host::A1, Host::A3]]
+        }
+    }
 }
 
 /// Kills the proxy after a pause that differs in each round: while it loads programs, reads
@@ -103,9 +127,10 @@ fn kill_repeatedly(
     world: &World,
     proxy: &mut Proxy,
     manifests: &Manifests,
-    Arguments { mode: modes, kills, .. }: &Arguments,
+    arguments: &Arguments,
 ) -> Result<()> {
-    let endpoint_sets = [&[Host::A1, Host::A2][..], &[Host::A2, Host::A3], &[Host::A1, Host::A3]];
+    let Arguments { mode: modes, kills, .. } = arguments;
+    let endpoint_sets = arguments.endpoint_sets();
     for (round, mode) in (0..*kills).zip(modes.iter().cycle().skip(1)) {
         proxy.kill()?;
         set_endpoints(manifests, endpoint_sets[round as usize % endpoint_sets.len()])?;

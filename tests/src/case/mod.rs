@@ -21,7 +21,8 @@ pub use self::flow::{Action, Expectation, ExpectedAnswers, ExpectedPage, Flow, P
 use crate::world::{CgroupSubtree, Host};
 
 /// The tags that `requires` may contain.
-pub const TAGS: [&str; 13] = [
+pub const TAGS: [&str; 14] = [
+    "a-link-path-of-its-own",
     "bonds",
     "bridged-pods",
     "flows-of-its-own",

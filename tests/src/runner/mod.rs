@@ -4,6 +4,7 @@
 mod cluster;
 mod config;
 mod differences;
+mod link_flags;
 mod manifests;
 mod marker;
 mod objects;
@@ -23,6 +24,7 @@ pub use self::{
     cluster::Cluster,
     config::compose,
     differences::adapt_to_mode,
+    link_flags::LinkFlags,
     manifests::Manifests,
     objects::{ObjectSourceKind, Objects},
     proxy::{Proxy, last_lines},

@@ -170,6 +170,12 @@ impl Proxy {
         }
     }
 
+    /// Returns how many packets left before the stack.
+    pub fn sent_before_stack(&self, world: &World) -> Result<u64> {
+        let line = "curl -s localhost:10249/metrics | sed -n 's/.*fate=\"sent_before_stack\"} //p'";
+        world.run(self.node, line)?.trim().parse().context("the count of packets that left before the stack")
+    }
+
     /// Writes the configuration file with these fields.
     pub fn configure(&self, mode: &str, fields: &Mapping) -> Result<()> {
         let path = &self.config;

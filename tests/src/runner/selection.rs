@@ -21,9 +21,12 @@ const NOT_IN_MODE: &[(&str, &str)] = &[
     ("iptables", "flows-of-its-own"),
     ("ipvs", "bridged-pods"),
     ("ipvs", "flows-of-its-own"),
-    // With --links-path netfilter.
+    // With --links-path.
     ("ebpf netfilter", "bridged-pods"),
     ("ebpf netfilter", "flows-of-its-own"),
+    ("ebpf netfilter", "a-link-path-of-its-own"),
+    ("ebpf programs", "a-link-path-of-its-own"),
+    ("ebpf direct", "a-link-path-of-its-own"),
     // The rules are in only one of the two variants.
     ("iptables nft", "forward-of-legacy"),
     ("iptables legacy", "forward-of-nft"),

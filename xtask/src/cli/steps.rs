@@ -146,6 +146,7 @@ fn choice(what: &Conformance) -> impl Iterator<Item = OsString> {
         ("--links-path", what.links_path.clone().map(Into::into)),
         ("--links-masquerade", what.links_masquerade.clone().map(Into::into)),
         ("--links-direct", what.links_direct.clone().map(Into::into)),
+        ("--links-xdp", what.links_xdp.clone().map(Into::into)),
         ("--sockets-scope", what.sockets_scope.clone().map(Into::into)),
         ("--cases", what.cases.clone().map(Into::into)),
         ("--only", list(&what.only)),

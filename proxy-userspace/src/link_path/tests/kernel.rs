@@ -14,7 +14,7 @@ use crate::{
         bpf::tc,
         command::{Command, Launcher},
     },
-    net::{DirectScope, LinkPath},
+    net::{ChosenPath, DirectScope, LinkPath},
 };
 
 /// A test waits no longer, on a busy machine either.
@@ -165,7 +165,7 @@ fn settings(direct: DirectPath) -> Settings {
 /// Runs `report` until `test` has seen enough.
 fn with_report(
     direct: DirectPath,
-    test: impl AsyncFnOnce(&mut watch::Receiver<Option<LinkPath>>) + Send + 'static,
+    test: impl AsyncFnOnce(&mut watch::Receiver<Option<ChosenPath>>) + Send + 'static,
 ) {
     in_new_namespace(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -181,26 +181,31 @@ fn with_report(
 }
 
 async fn wait_for(
-    from: &mut watch::Receiver<Option<LinkPath>>,
-    is_wanted: impl FnMut(&Option<LinkPath>) -> bool,
+    from: &mut watch::Receiver<Option<ChosenPath>>,
+    is_wanted: impl FnMut(&Option<ChosenPath>) -> bool,
 ) {
     timeout(LIMIT, from.wait_for(is_wanted)).await.expect("in time").expect("it is still reporting");
 }
 
-fn is_netfilter_for(path: Option<&LinkPath>, part: &str) -> bool {
+fn is_programs(chosen: Option<&ChosenPath>) -> bool {
+    chosen.is_some_and(|chosen| chosen.path == LinkPath::Programs)
+}
+
+fn is_netfilter_for(chosen: Option<&ChosenPath>, part: &str) -> bool {
+    let path = chosen.map(|chosen| &chosen.path);
     matches!(path, Some(LinkPath::Netfilter { why }) if why.contains(part))
 }
 
 #[test]
 fn a_rule_that_comes_and_goes_is_reported() {
     with_report(DirectPath::Never, async |from| {
-        wait_for(from, |path| *path == Some(LinkPath::Programs)).await;
+        wait_for(from, |path| is_programs(path.as_ref())).await;
         nft(
             "table inet theirs { chain c { type filter hook prerouting priority raw; tcp dport 30080 drop; }; }",
         );
         wait_for(from, |path| is_netfilter_for(path.as_ref(), "`tcp dport 30080 drop`")).await;
         nft("delete table inet theirs");
-        wait_for(from, |path| *path == Some(LinkPath::Programs)).await;
+        wait_for(from, |path| is_programs(path.as_ref())).await;
     });
 }
 
@@ -213,14 +218,15 @@ fn a_filter_and_a_policy_are_reported() {
         run("tc filter add dev near ingress protocol all u32 match u32 0 0 classid 1:1");
         wait_for(from, |path| is_netfilter_for(path.as_ref(), "u32 without a name at ingress of near")).await;
         run("ip link delete near");
-        wait_for(from, |path| *path == Some(LinkPath::Programs)).await;
+        wait_for(from, |path| is_programs(path.as_ref())).await;
         run("ip xfrm policy add src 10.0.0.0/8 dst 192.0.2.0/24 dir in action block");
         wait_for(from, |path| is_netfilter_for(path.as_ref(), "dir in")).await;
     });
 }
 
 /// Returns true for the direct path for packets from all links but these.
-fn is_direct_without(path: Option<&LinkPath>, links: &[&str]) -> bool {
+fn is_direct_without(chosen: Option<&ChosenPath>, links: &[&str]) -> bool {
+    let path = chosen.map(|chosen| &chosen.path);
     matches!(path, Some(LinkPath::Direct { without, .. }) if without.iter().map(|link| &**link).eq(links.iter().copied()))
 }
 
@@ -232,7 +238,7 @@ fn node_without_rules_for_forwarded_packets_has_the_direct_path() {
             "table inet theirs { chain c { type filter hook input priority filter; tcp dport 22 counter; }; }",
         );
         nft("table inet counts { chain c { type filter hook forward priority filter; counter; }; }");
-        wait_for(from, |path| *path == Some(LinkPath::Programs)).await;
+        wait_for(from, |path| is_programs(path.as_ref())).await;
         nft("delete table inet counts");
         wait_for(from, |path| is_direct_without(path.as_ref(), &[])).await;
     });

@@ -3,10 +3,13 @@
 mod kernel;
 mod rules;
 
+use std::time::Duration;
+
 use super::{
     Evidence, drops_before_services, forward_drops, judge,
-    judge::has_rules,
+    judge::forwarding_rule,
     nft_json,
+    report::{DirectPath, Settings, choose},
     ruleset::{Family, Source, Table},
     save,
 };
@@ -96,7 +99,7 @@ fn every_ruleset_says_where_it_is_from_and_has_rules() {
 
 #[test]
 fn rules_that_see_only_first_packets_leave_learned_flows_the_direct_path() {
-    let has = |rules: &str, scope| has_rules(&evidence(tables("case.save", rules)), scope);
+    let has = |rules: &str, scope| forwarding_rule(&evidence(tables("case.save", rules)), scope).is_some();
     let in_table = |table: &str, chain: &str, rule: &str| {
         format!("# case\n*{table}\n:{chain} ACCEPT [0:0]\n-A {chain} {rule}\nCOMMIT\n")
     };
@@ -106,6 +109,41 @@ fn rules_that_see_only_first_packets_leave_learned_flows_the_direct_path() {
     let [learned, whole] = [DirectScope::Learned, DirectScope::Whole];
     assert_eq!([&nat, &forward, &input].map(|rules| has(rules, learned)), [false, true, false]);
     assert_eq!([&nat, &forward, &input].map(|rules| has(rules, whole)), [true, true, false]);
+}
+
+#[test]
+fn path_names_the_setting_or_the_rule_that_decided() {
+    let rule = "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -s 10.244.0.0/16 -j ACCEPT\nCOMMIT\n";
+    let ruled = evidence(tables("case.save", rule));
+    let firewall = evidence(tables("ct-status-dnat.json", include_str!("../rulesets/ct-status-dnat.json")));
+    let choose = |evidence: &Evidence, direct| {
+        let settings = Settings {
+            own_marks: OWN_MARKS,
+            sync_period: Duration::from_secs(30),
+            direct,
+            scope: DirectScope::Learned,
+        };
+        let chosen = choose(evidence, settings);
+        (chosen.path.name(), chosen.why.to_string())
+    };
+    let forwarding = "a rule of others looks at forwarded packets: iptables-nft filter FORWARD `-s 10.244.0.0/16 -j ACCEPT`";
+    let by_setting = format!("shunt.links.path is direct; {forwarding}");
+    for (evidence, direct, path, why) in [
+        (
+            &Evidence::default(),
+            DirectPath::IfNoRules,
+            "direct",
+            "no rule of others looks at forwarded packets",
+        ),
+        (&Evidence::default(), DirectPath::Never, "programs", "netfilter masquerades"),
+        (&Evidence::default(), DirectPath::Always, "direct", "shunt.links.path is direct"),
+        (&ruled, DirectPath::IfNoRules, "programs", forwarding),
+        (&ruled, DirectPath::Always, "direct", &by_setting),
+        (&firewall, DirectPath::IfNoRules, "netfilter", "`ct status dnat accept`"),
+    ] {
+        let (chosen, reason) = choose(evidence, direct);
+        assert!(chosen == path && reason.ends_with(why), "{path} {why}: {chosen} {reason}");
+    }
 }
 
 /// A CNI or a firewall that accepts its own pods is no fault of a node.

@@ -19,7 +19,7 @@ use shunt_tests::{
 
 const CLUSTER_IP_V6: &str = "[fd96::80]:80";
 const NODE_PORT_V6: &str = "[fd57::11]:30080";
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The number of connections in one request. An agent has 64 of them open at a time.
 const BATCH: usize = 256;
 /// Each connection is used three times, which takes long enough to meet a change of endpoints.
@@ -50,8 +50,10 @@ pub(crate) struct Counts {
     pub(crate) failures: Vec<String>,
 }
 
-/// When a client stops.
-pub(crate) struct StopCondition<'a> {
+/// How a client connects, and when it stops.
+pub(crate) struct LoadCondition<'a> {
+    /// How long it waits for an answer.
+    pub(crate) timeout: Duration,
     /// The number of connections that all clients have made so far.
     pub(crate) made: &'a AtomicUsize,
     /// Stop at this number.
@@ -76,7 +78,7 @@ pub(crate) fn clients(world: &mut World) -> Result<Vec<Client>> {
 
 impl Client {
     /// Connects repeatedly.
-    pub(crate) fn load(&mut self, stop: &StopCondition<'_>) -> Result<Counts> {
+    pub(crate) fn load(&mut self, stop: &LoadCondition<'_>) -> Result<Counts> {
         let mut counts = Counts::default();
         for to in self.addresses.into_iter().cycle() {
             if stop.done.load(Ordering::Relaxed) || stop.made.load(Ordering::Relaxed) >= stop.enough {
@@ -85,7 +87,7 @@ impl Client {
             let request = ConnectRequest {
                 repeats: REPEATS,
                 repeat_interval: REPEAT_INTERVAL,
-                ..connect_request(to, BATCH)
+                ..connect_request(to, BATCH).with_timeout(stop.timeout)
             };
             let attempts = self.agent.connect(request)?;
             stop.made.fetch_add(attempts.len(), Ordering::Relaxed);

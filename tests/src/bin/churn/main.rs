@@ -15,7 +15,7 @@ use clap::Parser;
 use serde_yaml_ng::Mapping;
 use shunt_tests::{
     process,
-    runner::{Manifests, Proxy},
+    runner::{LinkFlags, Manifests, Proxy},
     small_cluster::{NODE, Slices, WEB_PORT},
     world::{Host, World},
 };
@@ -35,15 +35,8 @@ struct Arguments {
     /// The binary of the proxy.
     #[arg(long, value_name = "PATH")]
     shunt: PathBuf,
-    /// The proxy's flag --links-masquerade, in mode ebpf.
-    #[arg(long)]
-    links_masquerade: Option<String>,
-    /// The proxy's flag --links-direct, in mode ebpf.
-    #[arg(long)]
-    links_direct: Option<String>,
-    /// The proxy's flag --links-xdp, in mode ebpf. Hosts then complete their checksums themselves.
-    #[arg(long)]
-    links_xdp: Option<String>,
+    #[command(flatten)]
+    links: LinkFlags,
     /// The total number of connections.
     #[arg(long, default_value_t = 5000)]
     connections: usize,
@@ -62,21 +55,6 @@ struct Arguments {
     /// Let only those things happen in the soak test whose name contains this text.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     only: String,
-}
-
-impl Arguments {
-    fn set_flags(&self, proxy: &mut Proxy) {
-        let flags = [
-            ("--links-masquerade", &self.links_masquerade),
-            ("--links-direct", &self.links_direct),
-            ("--links-xdp", &self.links_xdp),
-        ];
-        for (name, value) in flags {
-            if let Some(value) = value {
-                proxy.set_flag(name, value);
-            }
-        }
-    }
 }
 
 /// One check.
@@ -132,7 +110,7 @@ fn run(arguments: &Arguments) -> Result<Vec<Check>> {
 fn build(arguments: &Arguments) -> Result<ChurnTest> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
     let mut world = World::build(&Host::ALL, &std::env::current_exe()?)?;
-    arguments.links_xdp.as_ref().map_or(Ok(()), |_| world.complete_checksums())?;
+    arguments.links.prepare(&world)?;
     // The socket programs see the connections of one pod, and not those of the other, which needs
     // the link programs.
     world.move_out_of_cgroup(Host::A2)?;
@@ -142,7 +120,7 @@ fn build(arguments: &Arguments) -> Result<ChurnTest> {
     manifests.place("web.yaml", include_str!("web.yaml"))?;
     set_endpoints(&manifests, phases::ENDPOINT_SETS[0])?;
     let mut proxy = Proxy::new(Host::Node1, &world, &shunt, &arguments.mode, &manifests, &Mapping::new())?;
-    arguments.set_flags(&mut proxy);
+    arguments.links.set(&mut proxy);
     let clients = load::clients(&mut world)?;
     Ok(ChurnTest { proxy, clients, world, manifests, mode: arguments.mode.clone(), before })
 }

@@ -18,7 +18,7 @@ use shunt_tests::{
 use super::{
     Arguments, Check, ChurnTest,
     leftovers::{KernelState, PinnedObjects},
-    load::{Client, Counts, StopCondition},
+    load::{ANSWER_TIMEOUT, Client, Counts, LoadCondition},
     set_endpoints,
 };
 
@@ -69,11 +69,22 @@ impl ChurnTest {
             checks.push(self.check_follows()?);
         }
         if self.has_maps() {
-            checks.extend(self.switch(arguments.switches)?);
+            checks.extend(self.switch(arguments.switches, &arguments.links)?);
             checks.push(self.check_open_connections("afterwards")?);
+        }
+        if arguments.links.has_xdp() {
+            checks.push(self.check_xdp()?);
         }
         checks.push(self.clean_up()?);
         Ok(checks)
+    }
+
+    /// Checks that packets left before the stack.
+    fn check_xdp(&self) -> Result<Check> {
+        let sent = self.proxy.sent_before_stack(&self.world)?;
+        let failures =
+            if sent == 0 { vec!["no packet left before the stack".to_owned()] } else { Vec::new() };
+        Ok(Check::new(format!("XDP: {sent} packets left before the stack"), failures))
     }
 
     /// Returns true in the ebpf mode, the only one that pins maps, whose sizes are configured.
@@ -84,7 +95,7 @@ impl ChurnTest {
     fn churn(&mut self, connections: usize) -> Result<Check> {
         let Self { proxy, world, manifests, .. } = self;
         let (took, retransmits) = (Stopwatch::start(), world.retransmits()?);
-        let (done, counts) = under_load(&mut self.clients, connections, |made| {
+        let (done, counts) = under_load(&mut self.clients, connections, ANSWER_TIMEOUT, |made| {
             kill_and_change(
                 world,
                 proxy,
@@ -111,7 +122,7 @@ impl ChurnTest {
         let fields: Mapping = serde_yaml_ng::from_str(fields)?;
         self.proxy.configure(&self.mode, &fields)?;
         let Self { proxy, world, .. } = self;
-        let ((), counts) = under_load(&mut self.clients, usize::MAX, |_| {
+        let ((), counts) = under_load(&mut self.clients, usize::MAX, ANSWER_TIMEOUT, |_| {
             thread::sleep(PAUSE);
             proxy.stop()?;
             proxy.start(world)?;
@@ -172,7 +183,8 @@ impl ChurnTest {
         ensure!(pinned.is_empty() != has_maps, "the proxy runs and has pinned {pinned}");
         let shown = KernelState::read(world)?.difference_from(&self.before);
         ensure!(!shown.is_empty(), "the proxy runs, but the commands show nothing of it");
-        under_load(&mut self.clients, usize::MAX, |_| {
+        // Without a proxy, nobody answers, and the clients wait in vain.
+        under_load(&mut self.clients, usize::MAX, PAUSE, |_| {
             thread::sleep(PAUSE);
             proxy.stop()?;
             proxy.clean_up(world)?;
@@ -186,14 +198,15 @@ impl ChurnTest {
 }
 
 /// Runs `job` while all clients connect, until they have made `enough` connections or `job`
-/// returns.
+/// returns. They wait for each answer for `timeout`.
 fn under_load<T>(
     clients: &mut [Client],
     enough: usize,
+    timeout: Duration,
     job: impl FnOnce(&AtomicUsize) -> Result<T>,
 ) -> Result<(T, Counts)> {
     let (made, done) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let until = StopCondition { made: &made, enough, done: &done };
+    let until = LoadCondition { timeout, made: &made, enough, done: &done };
     thread::scope(|scope| {
         let loads: Vec<_> = clients.iter_mut().map(|client| scope.spawn(|| client.load(&until))).collect();
         let result = job(&made);

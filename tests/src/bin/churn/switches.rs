@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use shunt_tests::{
     agent::protocol::{Attempt, ConnectRequest, LoadReport, LoadRequest, Protocol},
     deadline::{Deadline, Stopwatch},
-    runner::Proxy,
+    runner::{LinkFlags, Proxy},
     small_cluster::Slices,
     world::{Host, World},
 };
@@ -36,6 +36,12 @@ const ADD_RULE: &str = "nft add table inet notice; \
     nft add chain inet notice prerouting '{ type filter hook prerouting priority raw; }'; \
     nft add rule inet notice prerouting ip daddr 203.0.113.9 drop";
 const DELETE_RULE: &str = "nft delete table inet notice";
+/// A rule that looks at forwarded packets: flows do not leave before it. It matches no packet of
+/// the load.
+const ADD_FORWARDING_RULE: &str = "nft add table inet watch; \
+    nft add chain inet watch forward '{ type filter hook forward priority filter; }'; \
+    nft add rule inet watch forward ip daddr 203.0.113.9 counter";
+const DELETE_FORWARDING_RULE: &str = "nft delete table inet watch";
 /// A rule by which a pod redirects its own packets. It matches no packet of the load.
 const ADD_REDIRECTION: &str =
     "iptables-nft -t nat -A OUTPUT -d 203.0.113.9 -p tcp -j REDIRECT --to-ports 8081";
@@ -43,11 +49,14 @@ const DELETE_REDIRECTION: &str =
     "iptables-nft -t nat -D OUTPUT -d 203.0.113.9 -p tcp -j REDIRECT --to-ports 8081";
 
 /// The name of the switch after which the proxy is restarted once.
-const TO_NETFILTER: &str = "links to netfilter";
+const TO_NETFILTER: &str = "links from the direct path to netfilter";
 
 /// Shell conditions for node1.
 const PROGRAMS_ON_LINKS: &str =
     "{ ls $PINS/links | grep -q shunt_in_ || tc filter show dev eth0 ingress | grep -q shunt_in; }";
+/// An odd epoch means that there is a direct path.
+const DIRECT_PATH: &str =
+    "bpftool -j map dump pinned $PINS/node | grep -q '\"direct_epoch\":[0-9]*[13579][,}]'";
 const BACKSTOP: &str = "nft list tables | grep -q kube-proxy";
 const EXEMPT_POD: &str = "bpftool -j map dump pinned $PINS/exempt_netns | grep -q key";
 
@@ -68,35 +77,66 @@ enum Change {
 pub(crate) type PlaceSctp<'a> = &'a dyn Fn(&str) -> Result<()>;
 
 /// Returns the switches in their order.
-pub(crate) fn switches() -> Vec<Switch> {
-    let netfilter = || format!("! {PROGRAMS_ON_LINKS} && {BACKSTOP}");
-    let programs = || format!("{PROGRAMS_ON_LINKS} && ! {BACKSTOP}");
-    let switch = |name, change, is_made| Switch { name, change, is_made };
-    let run = |name, host, line, is_made| switch(name, Change::Run(host, line), is_made);
-    let path = [
-        run(TO_NETFILTER, Host::Node1, ADD_RULE, netfilter()),
-        run("links to programs", Host::Node1, DELETE_RULE, programs()),
-    ];
+pub(crate) fn switches(links: &LinkFlags) -> Vec<Switch> {
+    let chosen = links.links_path.as_deref().filter(|path| *path != "auto");
+    let path = if chosen.is_none() { path_switches(links) } else { Vec::new() };
     let sockets = [
         run("sockets of a pod to its link", Host::A1, ADD_REDIRECTION, EXEMPT_POD.to_owned()),
         run("sockets of a pod to programs", Host::A1, DELETE_REDIRECTION, format!("! {EXEMPT_POD}")),
     ];
-    let backstop = [
-        switch("backstop in place", Change::Place(SCTP_SERVICE), BACKSTOP.to_owned()),
-        switch("backstop removed", Change::Place(""), programs()),
+    let mut backstop = vec![
+        Switch {
+            name: "backstop in place",
+            change: Change::Place(SCTP_SERVICE),
+            is_made: BACKSTOP.to_owned(),
+        },
+        Switch { name: "backstop removed", change: Change::Place(""), is_made: format!("! {BACKSTOP}") },
     ];
+    if chosen == Some("netfilter") {
+        // It is in place all the time.
+        backstop.clear();
+    }
     path.into_iter().chain(sockets).chain(backstop).collect()
+}
+
+/// Returns the switches from each link path to each other one. Where netfilter masquerades there is
+/// no direct path.
+fn path_switches(links: &LinkFlags) -> Vec<Switch> {
+    let has_direct_path = links.links_masquerade.as_deref() != Some("netfilter");
+    let netfilter = || format!("! {PROGRAMS_ON_LINKS} && {BACKSTOP}");
+    let programs = || format!("{PROGRAMS_ON_LINKS} && ! {BACKSTOP} && ! {{ {DIRECT_PATH}; }}");
+    let direct = || {
+        let path = format!("{PROGRAMS_ON_LINKS} && ! {BACKSTOP} && {DIRECT_PATH}");
+        if has_direct_path { path } else { programs() }
+    };
+    let mut path = vec![
+        run(TO_NETFILTER, Host::Node1, ADD_RULE, netfilter()),
+        run("links from netfilter to the direct path", Host::Node1, DELETE_RULE, direct()),
+    ];
+    if has_direct_path {
+        path.extend([
+            run("links from the direct path to programs", Host::Node1, ADD_FORWARDING_RULE, programs()),
+            run("links from programs to netfilter", Host::Node1, ADD_RULE, netfilter()),
+            run("links from netfilter to programs", Host::Node1, DELETE_RULE, programs()),
+            run("links from programs to the direct path", Host::Node1, DELETE_FORWARDING_RULE, direct()),
+        ]);
+    }
+    path
+}
+
+fn run(name: &'static str, host: Host, line: &'static str, is_made: String) -> Switch {
+    Switch { name, change: Change::Run(host, line), is_made }
 }
 
 impl ChurnTest {
     /// Makes all switches under load.
-    pub(crate) fn switch(&mut self, rounds: usize) -> Result<Vec<Check>> {
+    pub(crate) fn switch(&mut self, rounds: usize, links: &LinkFlags) -> Result<Vec<Check>> {
         self.manifests.place("switched.yaml", SERVICES)?;
         self.manifests.place("switched-endpoints.yaml", &endpoints())?;
         self.wait_until_served()?;
         let took = Stopwatch::start();
         self.clients.iter_mut().try_for_each(start_load)?;
-        let switches = switches();
+        let switches = switches(links);
         let made = self.make_switches(rounds, &switches, took);
         let reports: Result<Vec<_>> = self.clients.iter_mut().map(stop_load).collect();
         made?;

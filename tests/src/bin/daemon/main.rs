@@ -82,6 +82,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("rights", rights::the_role_of_the_manifests_has_the_rights_that_are_needed_and_no_more),
     ("pages", pages::metrics_are_valid_and_configz_shows_the_configuration),
     ("statusz", pages::statusz_names_mode_link_path_and_socket_scope),
+    ("link-path", pages::log_event_metric_and_page_say_why_a_node_has_its_link_path),
     ("impostor", verbs::an_answer_of_another_user_is_not_believed),
     ("verbs", verbs::get_and_explain_answer_on_the_node),
     ("commands", commands::commands_of_the_pages_work_on_a_node),

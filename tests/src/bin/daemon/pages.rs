@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use shunt_tests::world::Host;
+use shunt_tests::{deadline::Deadline, world::Host};
 
 use super::test_node::{Setup, TestNode};
 
@@ -54,5 +54,37 @@ pub(crate) fn statusz_names_mode_link_path_and_socket_scope(setup: &Setup) -> Re
     ensure!(value_of("Link path").is_some_and(is_path) == is_ebpf, "{body}");
     let is_scope = |scope: &str| scope.starts_with("all");
     ensure!(value_of("Socket scope").is_some_and(is_scope) == is_ebpf, "{body}");
+    node.end()
+}
+
+/// A rule of others that counts forwarded packets costs the direct path, and nothing else.
+pub(crate) fn log_event_metric_and_page_say_why_a_node_has_its_link_path(setup: &Setup) -> Result<()> {
+    let mut node = TestNode::started(setup, "ebpf", "{}")?;
+    let says = |node: &mut TestNode, path: &str, why: &str| {
+        let event = format!("packets that come in on links: {path}, because {why}");
+        let has_event = || {
+            let events = node.cluster.server().events();
+            let is_said = |event: &serde_json::Value, text: &str| {
+                event["note"].as_str().is_some_and(|note| note.starts_with(text))
+            };
+            events.iter().any(|found| found["reason"] == "LinkPath" && is_said(found, &event)).then_some(())
+        };
+        Deadline::after(TIMEOUT).poll(has_event).with_context(|| {
+            format!("no Event `{event}`: {:?}\n{}", node.cluster.server().events(), node.proxy.log_tail(30))
+        })?;
+        node.wait_for_log(&format!("the link path of this node path=\"{path}\" why={why}"), TIMEOUT)?;
+        node.wait_for_metric(&format!("shunt_link_path_info{{path=\"{path}\",why=\"{why}"), TIMEOUT)?;
+        let page = node.page("/statusz")?.body;
+        ensure!(page.contains(&format!("Link path: {path}\nLink path reason: {why}")), "{page}");
+        Ok(())
+    };
+    says(&mut node, "direct", "no rule of others looks at forwarded packets")?;
+    let rules = "table inet watcher { chain forward { type filter hook forward priority 0; tcp dport 45999 counter; }; }";
+    node.world.run(Host::Node1, &format!("nft '{rules}'"))?;
+    let why =
+        "a rule of others looks at forwarded packets: nft inet watcher forward `tcp dport 45999 counter`";
+    says(&mut node, "programs", why)?;
+    node.world.run(Host::Node1, "nft delete table inet watcher")?;
+    node.wait_for_metric("shunt_link_path_info{path=\"direct\"", TIMEOUT)?;
     node.end()
 }

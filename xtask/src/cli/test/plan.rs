@@ -12,7 +12,7 @@ use crate::cli::summary::Summary;
 
 /// Seconds that steps took on two cores, where nothing was built before. A machine's own last times
 /// have priority.
-const EXPECTED: [(&str, u64); 48] = [
+const EXPECTED: [(&str, u64); 56] = [
     ("setup", 60),
     ("ebpf", 40),
     ("format", 5),
@@ -27,9 +27,17 @@ const EXPECTED: [(&str, u64); 48] = [
     ("conformance links path", 95),
     ("conformance masquerade", 70),
     ("conformance whole flows", 50),
+    ("conformance programs", 50),
+    ("conformance XDP", 50),
     ("restarts", 7),
+    ("restarts programs", 5),
+    ("restarts links path", 5),
+    ("restarts whole flows", 5),
+    ("restarts XDP", 5),
     ("churn", 75),
     ("churn masquerade", 30),
+    ("churn whole flows", 50),
+    ("churn XDP", 50),
     ("soak", 70),
     ("conformance nftables", 175),
     ("conformance iptables", 190),

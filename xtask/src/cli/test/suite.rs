@@ -80,13 +80,19 @@ const MASQUERADED: [&str; 20] = [
     "switch-nftables-to-ebpf",
 ];
 
-/// The cases of [`MASQUERADED`] that do not run with whole flows: two have rules that whole flows
-/// pass by, and one changes the path, which is a setting here.
-const NOT_WHOLE: [&str; 3] = ["forward-policy-drop-legacy", "forward-policy-drop-nft", "links-path-changes"];
+/// The cases of [`MASQUERADED`] that do not run with a path that is set: two have rules that whole
+/// flows pass by, and one changes the path.
+const NO_PATH: [&str; 3] = ["forward-policy-drop-legacy", "forward-policy-drop-nft", "links-path-changes"];
 
 /// Arguments of `churn` for the switches on a node where netfilter masquerades.
 const NETFILTER_MASQUERADES: [&str; 5] =
     ["--links-masquerade", "netfilter", "--only-switches", "--switches", "1"];
+
+/// Flags of `restarts` and `churn` for whole flows, and for an XDP program on links.
+const WHOLE: [&str; 6] =
+    ["--links-path", "direct", "--links-direct", "whole", "--links-masquerade", "programs"];
+const XDP: [&str; 4] = ["--links-path", "direct", "--links-xdp", "generic"];
+const FEW_CONNECTIONS: [&str; 4] = ["--connections", "1000", "--switches", "1"];
 
 /// Cases that slow guests leave out: those about the model, which is the same in every mode, those
 /// that others resemble, and most switches between modes. `cargo xtask conformance --mode ipvs`
@@ -286,39 +292,14 @@ fn all_tests(cargo: Run) -> Run {
 /// Returns the steps that send packets on this machine's kernel, with the programs that [`checks`]
 /// built.
 fn packets() -> Result<Vec<Step>> {
+    let ours = ours()?;
+    let with_api = Conformance { source: Some("api".into()), except: ours.clone(), ..in_mode_ebpf() };
     let of_netfilter = |mode: &str| Conformance {
         mode: mode.into(),
         except: SLOW.map(Into::into).into(),
         ..Conformance::default()
     };
-    let all = Conformance { mode: "ebpf".into(), ..Conformance::default() };
-    let ours = ours()?;
-    // shunt's own cases run with the default settings, which need the backstop in many of them.
-    let shared = Conformance { except: ours.clone(), ..all.clone() };
-    let backstopped = Conformance { backstop: Some("always".into()), ..shared.clone() };
-    let netfilter_path = Conformance { links_path: Some("netfilter".into()), ..shared };
-    let masquerade = Conformance {
-        links_masquerade: Some("netfilter".into()),
-        only: MASQUERADED.map(Into::into).into(),
-        ..all.clone()
-    };
-    let whole = Conformance {
-        links_path: Some("direct".into()),
-        links_direct: Some("whole".into()),
-        links_masquerade: Some("programs".into()),
-        only: MASQUERADED.iter().filter(|case| !NOT_WHOLE.contains(case)).copied().map(Into::into).collect(),
-        ..all.clone()
-    };
-    let with_api = Conformance { source: Some("api".into()), except: ours, ..all.clone() };
-    Ok(counted([
-        ("conformance", steps::conformance(&all)),
-        ("conformance backstop", steps::conformance(&backstopped)),
-        ("conformance links path", steps::conformance(&netfilter_path)),
-        ("conformance masquerade", steps::conformance(&masquerade)),
-        ("conformance whole flows", steps::conformance(&whole)),
-        ("restarts", world_program("restarts", "ebpf")),
-        ("churn", world_program("churn", "ebpf")),
-        ("churn masquerade", world_program("churn", "ebpf").args(NETFILTER_MASQUERADES)),
+    let of_other_modes = counted([
         ("soak", steps::soak(0, None)),
         ("conformance nftables", steps::conformance(&of_netfilter("nftables"))),
         ("conformance iptables", steps::conformance(&of_netfilter("iptables"))),
@@ -330,7 +311,67 @@ fn packets() -> Result<Vec<Step>> {
         ("restarts iptables", world_program("restarts", "iptables")),
         ("deployment", steps::with_shunt("deployment")),
         ("image", this()?.args(["release", "--try"])),
-    ]))
+    ]);
+    Ok([cases(ours), disruptions(), of_other_modes].into_iter().flatten().collect())
+}
+
+fn in_mode_ebpf() -> Conformance {
+    Conformance { mode: "ebpf".into(), ..Conformance::default() }
+}
+
+/// Returns the steps that run conformance cases in mode ebpf: all, and with each link path those
+/// that it concerns. `ours` are shunt's own cases.
+fn cases(ours: Vec<String>) -> Vec<Step> {
+    let all = in_mode_ebpf();
+    // shunt's own cases run with the default settings, which need the backstop in many of them.
+    let shared = Conformance { except: ours, ..all.clone() };
+    let backstopped = Conformance { backstop: Some("always".into()), ..shared.clone() };
+    let netfilter_path = Conformance { links_path: Some("netfilter".into()), ..shared };
+    let masquerade = Conformance {
+        links_masquerade: Some("netfilter".into()),
+        only: MASQUERADED.map(Into::into).into(),
+        ..all.clone()
+    };
+    let with_path = |path: &str| Conformance {
+        links_path: Some(path.into()),
+        only: MASQUERADED.iter().filter(|case| !NO_PATH.contains(case)).copied().map(Into::into).collect(),
+        ..in_mode_ebpf()
+    };
+    let masquerading = Some("programs".to_owned());
+    let programs = Conformance { links_masquerade: masquerading.clone(), ..with_path("programs") };
+    let xdp = Conformance { links_xdp: Some("generic".into()), ..with_path("direct") };
+    let whole = Conformance {
+        links_direct: Some("whole".into()),
+        links_masquerade: masquerading,
+        ..with_path("direct")
+    };
+    counted([
+        ("conformance", steps::conformance(&all)),
+        ("conformance backstop", steps::conformance(&backstopped)),
+        ("conformance links path", steps::conformance(&netfilter_path)),
+        ("conformance masquerade", steps::conformance(&masquerade)),
+        ("conformance whole flows", steps::conformance(&whole)),
+        ("conformance programs", steps::conformance(&programs)),
+        ("conformance XDP", steps::conformance(&xdp)),
+    ])
+}
+
+/// Returns the steps in which the proxy ends and starts under load in mode ebpf, with each link
+/// path.
+fn disruptions() -> Vec<Step> {
+    let restarts = |flags: &[&str]| world_program("restarts", "ebpf").args(flags).args(["--kills", "30"]);
+    let churn = |flags: &[&str]| world_program("churn", "ebpf").args(flags);
+    counted([
+        ("restarts", world_program("restarts", "ebpf")),
+        ("restarts programs", restarts(&["--links-path", "programs"])),
+        ("restarts links path", restarts(&["--links-path", "netfilter"])),
+        ("restarts whole flows", restarts(&WHOLE)),
+        ("restarts XDP", restarts(&XDP)),
+        ("churn", churn(&[])),
+        ("churn masquerade", churn(&NETFILTER_MASQUERADES)),
+        ("churn whole flows", churn(&WHOLE).args(FEW_CONNECTIONS)),
+        ("churn XDP", churn(&XDP).args(FEW_CONNECTIONS)),
+    ])
 }
 
 /// Returns the steps that watch one shunt for minutes.
@@ -405,7 +446,7 @@ mod tests {
             let modes = case.strip_prefix("switch-").and_then(|modes| modes.split_once("-to-"));
             modes.is_some_and(|(from, to)| from != to && is_mode(from) && is_mode(to))
         };
-        for case in SLOW.iter().chain(&NOT_IN_GUESTS).chain(&MASQUERADED).chain(&NOT_WHOLE).chain(&QUICK) {
+        for case in SLOW.iter().chain(&NOT_IN_GUESTS).chain(&MASQUERADED).chain(&NO_PATH).chain(&QUICK) {
             assert!(is_case(case) || is_switch(case), "there is no {case}.yaml");
         }
     }

@@ -149,7 +149,7 @@ impl Soak {
             namespace: Some("default".to_owned()),
             name: "association".to_owned(),
         };
-        for switch in switches() {
+        for switch in switches(&self.links) {
             let place = |text: &str| match text {
                 "" => self.cluster.delete(&sctp),
                 text => self.cluster.apply_all(text),

@@ -14,7 +14,7 @@ use shunt_tests::{
     agent::protocol::{ConnectRequest, LoadReport, LoadRequest, Protocol},
     deadline::Deadline,
     flood::SOURCES,
-    runner::{Cluster, Proxy},
+    runner::{Cluster, LinkFlags, Proxy},
     small_cluster::NODE,
     world::{Host, World},
 };
@@ -66,6 +66,7 @@ struct Soak {
     clients: Vec<Client>,
     cluster: Cluster,
     world: World,
+    links: LinkFlags,
     fields: Mapping,
     /// Endpoint sets that were set.
     sets: usize,
@@ -108,9 +109,10 @@ fn build(arguments: &Arguments) -> Result<(Soak, KernelState)> {
     }
     let fields: Mapping = serde_yaml_ng::from_str(FIELDS)?;
     let mut proxy = Proxy::new(Host::Node1, &world, &shunt, "ebpf", &cluster, &fields)?;
-    arguments.set_flags(&mut proxy);
+    arguments.links.set(&mut proxy);
     let clients = load::clients(&mut world)?;
-    let soak = Soak { proxy, clients, cluster, world, fields, sets: 0, timeline: Timeline::default() };
+    let (links, timeline) = (arguments.links.clone(), Timeline::default());
+    let soak = Soak { proxy, clients, cluster, world, links, fields, sets: 0, timeline };
     soak.set_endpoints(ENDPOINT_SETS[0])?;
     Ok((soak, before))
 }
