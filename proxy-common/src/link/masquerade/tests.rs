@@ -109,7 +109,8 @@ fn ports_are_found_in_few_tries_and_none_is_used_twice() {
     let mut node = Node::new();
     let per_address = PORTS as usize;
     node.set_address([192, 0, 2, 1]);
-    for (percent, most_tries, most_lost) in [(25, 1.6, 0), (50, 2.4, 0), (75, 4.8, 5), (90, 11.0, 80)] {
+    let fills = [(25, 1.6, 0), (50, 2.4, 0), (75, 4.8, 5), (90, 11.0, 80), (99, 22.0, 800)];
+    for (percent, most_tries, most_lost) in fills {
         node.fill_to(per_address * percent / 100);
         let (tries, lost) = node.tries();
         std::eprintln!(

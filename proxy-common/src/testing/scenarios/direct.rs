@@ -54,8 +54,13 @@ fn entry(before: &TestPacket, after: &TestPacket) -> (DirectKey, DirectFlow) {
 
 /// Returns a packet of a client on the direct path, and what it becomes. Every field changes.
 fn learned(node: &mut TestNode<'_>, protocol: Protocol) -> (TestPacket, TestPacket) {
-    node.config.node.direct_epoch = EPOCH.into();
     let fixture = Fixture::new(node, protocol);
+    learned_of(node, &fixture)
+}
+
+fn learned_of(node: &mut TestNode<'_>, fixture: &Fixture) -> (TestPacket, TestPacket) {
+    node.config.node.direct_epoch = EPOCH.into();
+    node.write_maps();
     let before = fixture.next();
     let source = super::addr(node.ip.node, 2_001);
     let after = TestPacket { to_mac: TO, from_mac: FROM, hops: before.hops - 1, ..before.clone() };
@@ -145,10 +150,15 @@ const XDP_LINK: XdpLinkValue = XdpLinkValue { address: [0; 6], takes_frames: 0, 
 /// Returns the same with a link that has an XDP program, on which packets leave too.
 pub(super) fn learned_by_xdp(node: &mut TestNode<'_>, protocol: Protocol) -> (TestPacket, TestPacket) {
     let learned = learned(node, protocol);
+    leave_by_xdp(node);
+    learned
+}
+
+/// Makes packets of learned flows leave before the stack.
+fn leave_by_xdp(node: &mut TestNode<'_>) {
     node.config.xdp_links.insert(LO, XDP_LINK);
     node.change_direct_flows(|flow| flow.path.out_link = LO);
     node.write_maps();
-    learned
 }
 
 fn packets_of_a_learned_flow_leave_before_the_stack(node: &mut TestNode<'_>) {
@@ -159,6 +169,34 @@ fn packets_of_a_learned_flow_leave_before_the_stack(node: &mut TestNode<'_>) {
         let bytes_to_endpoints = 2 * before.to_ip_packet().len() as u64;
         let counts = ServiceCounts { bytes_to_endpoints, ..ServiceCounts::NONE };
         assert_eq!(node.service_counts(SERVICE), counts);
+        node.wait(0);
+    }
+}
+
+/// A packet that comes after a change of routes goes through the stack.
+fn flow_may_move_between_xdp_and_traffic_control_and_the_stack_at_every_packet(node: &mut TestNode<'_>) {
+    for protocol in PROTOCOLS {
+        let fixture = Fixture::new(node, protocol);
+        fixture.establish(node);
+        node.wait(0);
+        let (before, after) = learned_of(node, &fixture);
+        leave_by_xdp(node);
+        let translated = before.clone().to(after.to);
+        let set_epoch = |node: &mut TestNode<'_>, epoch: u32| {
+            node.config.node.direct_epoch = epoch.into();
+            node.write_maps();
+        };
+        for _ in 0..4 {
+            node.xdp(&before).is_transmitted_as(&after);
+            set_epoch(node, EPOCH + 2);
+            node.xdp(&before).is_left_alone();
+            node.ingress(&before).becomes(&translated);
+            set_epoch(node, EPOCH);
+            node.ingress(&before).is_redirected_as(&after);
+        }
+        let state = node.state();
+        let counted: u64 = state.services.values().map(|counts| counts.bytes_to_endpoints).sum();
+        assert_eq!(counted, 12 * before.to_ip_packet().len() as u64, "each packet is counted once");
         node.wait(0);
     }
 }
@@ -277,6 +315,7 @@ fn flow_that_leaves_on_a_link_without_xdp_goes_to_the_stack(node: &mut TestNode<
 
 scenarios! {
     packets_of_a_learned_flow_leave_before_the_stack,
+    flow_may_move_between_xdp_and_traffic_control_and_the_stack_at_every_packet,
     with_whole_flows_the_entry_of_a_connection_needs_a_hint,
     datagram_without_a_checksum_gets_none_before_the_stack,
     packets_for_hardware_that_completes_their_checksum_go_to_the_stack,

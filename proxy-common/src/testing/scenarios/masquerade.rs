@@ -102,6 +102,11 @@ fn endpoint_sees_the_node_and_its_replies_reach_the_client(node: &mut TestNode<'
     }
 }
 
+fn datagram_without_a_checksum_gets_none_when_it_is_masqueraded(node: &mut TestNode<'_>) {
+    let fixture = masqueraded(node, Udp, PORTS);
+    fixture.exchange(node, &TestPacket { checksum: Some([0; 2]), ..fixture.first.clone() });
+}
+
 /// A pod may leave the note on its own packets. The mark stands for it.
 fn packet_to_no_endpoint_never_gets_an_address_of_the_node(node: &mut TestNode<'_>) {
     for protocol in PROTOCOLS {
@@ -364,6 +369,7 @@ super::scenarios! {
     packet_to_no_endpoint_never_gets_an_address_of_the_node,
     segment_whose_entries_are_lost_is_dropped_until_the_endpoint_sends,
     endpoint_sees_the_node_and_its_replies_reach_the_client,
+    datagram_without_a_checksum_gets_none_when_it_is_masqueraded,
     client_port_in_the_range_is_kept,
     client_keeps_its_port_when_it_repeats_its_first_packet_and_when_it_connects_again,
     port_that_another_flow_has_is_not_taken,
