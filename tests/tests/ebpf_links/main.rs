@@ -10,3 +10,4 @@ mod handover;
 mod look;
 mod maglev_tables;
 mod marks;
+mod xdp_refused;
