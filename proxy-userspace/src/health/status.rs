@@ -148,8 +148,7 @@ impl Status {
         self.facts().mode.as_ref().map(|running| running.mode)
     }
 
-    /// Sets what translates packets that come in on links.
-    /// Returns the path that was set before.
+    /// Sets what translates packets that come in on links, and returns what was set before.
     pub fn set_link_path(&self, path: ChosenPath) -> Option<ChosenPath> {
         self.facts().link_path.replace(path)
     }

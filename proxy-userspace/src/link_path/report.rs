@@ -149,7 +149,7 @@ pub(super) fn choose(evidence: &Evidence, settings: Settings) -> ChosenPath {
         LinkPath::Netfilter { why } => ChosenPath::netfilter(why),
         _ if settings.direct == DirectPath::Never => ChosenPath::new(
             LinkPath::Programs,
-            "no rule of others depends on netfilter's translation, and netfilter masquerades",
+            "netfilter masquerades (shunt.links.masquerade), so there is no direct path",
         ),
         path => match rule() {
             Some(why) => ChosenPath::new(path, why),

@@ -177,20 +177,20 @@ async fn merge(
     }
 }
 
-/// Reports the link path: as a metric, and as a log line and a Kubernetes Event when it changes.
+/// Reports the link path: as a metric, as a log line when path or reason change, and as a Kubernetes
+/// Event when the path changes. The first rule of others may change with each pod.
 fn report_link_path(chosen: &ChosenPath, outputs: &Outputs) {
+    let (path, why) = (chosen.path.name(), &chosen.why);
     let before = outputs.status.set_link_path(chosen.clone());
-    if before.as_ref() == Some(chosen) {
+    let is_same_path = before.as_ref().is_some_and(|before| before.path.name() == path);
+    if is_same_path && before.is_some_and(|before| before.why == *why) {
         return;
     }
     outputs.metrics.set_link_path(chosen);
-    let is_same = |before: ChosenPath| before.path.name() == chosen.path.name() && before.why == chosen.why;
-    if before.is_some_and(is_same) {
-        return;
-    }
-    let (path, why) = (chosen.path.name(), &chosen.why);
     tracing::info!(path, %why, "the link path of this node");
-    outputs.events.normal("LinkPath", format!("packets that come in on links: {path}, because {why}"));
+    if !is_same_path {
+        outputs.events.normal("LinkPath", format!("packets that come in on links: {path}, because {why}"));
+    }
 }
 
 /// Waits for a change. A value without a sender stays.
@@ -271,7 +271,7 @@ async fn forward_possible(
             };
             if !works {
                 tracing::warn!(%why, "netfilter should translate packets that come in on links, but neither nftables nor iptables works here");
-                let why = format!("neither nftables nor iptables works here, but {why}");
+                let why = format!("neither nftables nor iptables works here. Otherwise netfilter: {why}");
                 chosen = ChosenPath::new(LinkPath::Programs, why);
             }
         }

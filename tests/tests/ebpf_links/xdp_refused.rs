@@ -65,7 +65,7 @@ fn program_of_others_stays_and_shunts_comes_once_it_is_gone() {
 fn driver_that_refuses_the_program_is_asked_again() {
     let mut bench = bench();
     let set_mtu = |mtu| drop(run("ip", &["link", "set", "dev", PEER, "mtu", mtu]));
-    set_mtu("9000");
+    set_mtu("65535");
     attach(&mut bench, XdpMode::Native);
     assert_eq!(xdp(), "");
     set_mtu("1500");

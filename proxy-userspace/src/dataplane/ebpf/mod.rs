@@ -311,7 +311,10 @@ impl Dataplane for Ebpf {
     }
 
     fn keep_nat(&mut self) {
-        self.keep_nat_chain();
+        if let Some(checkers) = &self.checkers {
+            checkers.programs.begin_plan(&[], true);
+        }
+        self.keep_nat_chain(true);
     }
 
     fn plan(state: &State, snapshot: &Snapshot, dirty: &Dirty) -> Plan {

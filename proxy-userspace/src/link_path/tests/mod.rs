@@ -135,7 +135,7 @@ fn path_names_the_setting_or_the_rule_that_decided() {
             "direct",
             "no rule of others looks at forwarded packets",
         ),
-        (&Evidence::default(), DirectPath::Never, "programs", "netfilter masquerades"),
+        (&Evidence::default(), DirectPath::Never, "programs", "so there is no direct path"),
         (&Evidence::default(), DirectPath::Always, "direct", "shunt.links.path is direct"),
         (&ruled, DirectPath::IfNoRules, "programs", forwarding),
         (&ruled, DirectPath::Always, "direct", &by_setting),

@@ -104,16 +104,19 @@ impl Rules {
     }
 
     /// Makes conntrack translate its connections even when all other chains of type `nat` are
-    /// removed. Changes nothing if it has no such connection.
-    pub fn keep_nat(&mut self) -> Result<(), KernelError> {
+    /// removed. With `is_certain`, other rules may begin to translate one until then. Otherwise
+    /// nothing changes if conntrack has no such connection.
+    pub fn keep_nat(&mut self, is_certain: bool) -> Result<(), KernelError> {
         if self.duties.masquerade || self.location == Location::Iptables {
             return Ok(());
         }
         let listing = self.nft.list_table(nft::TABLE)?;
-        if listing.as_deref().is_some_and(nft::has_nat_chain) || !Self::conntrack_translates() {
+        let is_needed = is_certain || Self::conntrack_translates();
+        if listing.as_deref().is_some_and(nft::has_nat_chain) || !is_needed {
             return Ok(());
         }
+        self.write_nft(Nat::Keep, listing.is_some())?;
         self.programs_refuse = false;
-        self.write_nft(Nat::Keep, listing.is_some())
+        Ok(())
     }
 }

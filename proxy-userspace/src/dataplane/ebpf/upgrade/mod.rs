@@ -159,7 +159,7 @@ impl Ebpf {
     /// not established yet. A failure is no reason to serve less: these flows may get another
     /// endpoint.
     pub(crate) fn leave_flows(&mut self, state: &State) {
-        self.keep_nat_chain();
+        self.keep_nat_chain(false);
         match handover::leave_flows(&self.pins, state) {
             Ok(0) | Err(KernelError::NoConntrackNetlink(_)) => {}
             Ok(flows) => tracing::info!(flows, "conntrack keeps the flows that it translates"),
@@ -201,11 +201,11 @@ impl Ebpf {
         self.forget(&|_, flow| handover::is_whole(flow))
     }
 
-    /// Makes conntrack go on to translate its connections. The rules for that also refuse packets. A
-    /// failure is no reason to serve less.
-    pub(super) fn keep_nat_chain(&mut self) {
+    /// Makes conntrack go on to translate its connections: see [`Rules::keep_nat`]. The rules for that
+    /// also refuse packets. A failure is no reason to serve less.
+    pub(super) fn keep_nat_chain(&mut self, is_certain: bool) {
         let Some(rules) = &mut self.rules else { return };
-        let kept = rules.keep_nat();
+        let kept = rules.keep_nat(is_certain);
         let refuses = self.maps.set_refusing(rules.refusing());
         if let Err(error) = refuses.and(kept) {
             let error = with_causes(&error);
