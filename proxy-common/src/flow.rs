@@ -195,8 +195,8 @@ impl Flow {
         self.is_silent_for(TOUCH_NS, now_ns)
     }
 
-    /// Returns true if a packet that sets these bits changes the entry: one is new, or the time of
-    /// the last packet has to be updated.
+    /// Returns true if a packet that sets these bits changes the entry: one of them is new, or the
+    /// time of the last packet has to be updated.
     #[inline(always)]
     pub const fn is_changed_by(&self, observed: u32, now_ns: u64) -> bool {
         observed & !self.state != 0 || self.needs_touch(now_ns)

@@ -44,8 +44,8 @@ pub fn plain(
     checksum.fix_plain(frame, packet, addresses, ports)
 }
 
-/// Rewrites addresses and ports of a plain packet that goes on through the stack. Returns `None` as
-/// [`transport`].
+/// Rewrites addresses and ports of a plain packet that goes on through the stack. Returns `None`
+/// as [`transport`].
 #[inline(always)]
 pub fn plain_in_place(frame: &impl Frame, packet: &PlainPacket, ends: &PlainEnds) -> Option<()> {
     let [addresses, ports] = packet.differences(ends);

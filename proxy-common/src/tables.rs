@@ -92,10 +92,10 @@ pub trait Tables {
     /// Looks up the reply direction of a flow, and notes the acknowledgement number of a segment
     /// with these flags.
     fn answered_flow(&self, key: &FlowKey, tcp: TcpFlags, acknowledged: u32) -> Option<Flow>;
-    /// Does the same, and sets the bits that `observe` returns for the entry. If one is new, or the
-    /// time of the entry is old ([`Flow::is_changed_by`](crate::layout::Flow)), sets the time too.
-    /// `flow` becomes the entry as it was before that. Returns false if there is none, or if
-    /// `observe` returned `None`.
+    /// Does the same, and sets the bits that `observe` returns for the entry. If one is new, or
+    /// the time of the entry is old ([`Flow::is_changed_by`](crate::layout::Flow)), sets the time
+    /// too. `flow` becomes the entry as it was before that. Returns false if there is no entry, or
+    /// if `observe` returned `None`.
     fn observed_flow(
         &self,
         key: &FlowKey,

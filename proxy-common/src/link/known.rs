@@ -36,6 +36,7 @@ pub(super) fn ingress(
     }
 }
 
+/// The same as [`segment`]. A function call of its own saves stack where packets come in.
 #[inline(never)]
 fn incoming_segment<F: Frame, T: Tables>(
     frame: &F,
@@ -46,8 +47,8 @@ fn incoming_segment<F: Frame, T: Tables>(
     segment(frame, tables, packet, direction)
 }
 
-/// Translates a plain segment of a known connection, unless it begins one or may do so, at the hook
-/// where packets of this direction are translated.
+/// Translates a plain segment of a known connection, unless it begins one or may do so, at the
+/// hook where packets of this direction are translated.
 #[inline(always)]
 pub(super) fn segment<F: Frame, T: Tables>(
     frame: &F,

@@ -74,8 +74,8 @@ fn items(packet: &PlainPacket) -> [PrefilterItem; 3] {
 }
 
 /// Handles a plain packet that leaves: one of no Service passes, and a segment of a known
-/// connection is translated. Returns `None` for all others. They go on, and `datagram` becomes the
-/// packet, if it is a plain datagram: there is no stack here for what translates it.
+/// connection is translated. Returns `None` for all others. They go on. If such a packet is a
+/// plain datagram, `datagram` becomes the packet: there is no stack here to translate it.
 /// `is_masqueraded` says that the programs masquerade the packet if they know its flow.
 #[inline(never)]
 pub(super) fn egress<F: Frame, T: Tables>(

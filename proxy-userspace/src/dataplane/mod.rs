@@ -97,8 +97,8 @@ pub trait Dataplane {
     /// Makes the changes and updates the state accordingly, even if an error stops it.
     fn apply(&mut self, state: &mut Self::State, plan: Self::Plan) -> Result<(), Self::Error>;
 
-    /// Makes conntrack go on to translate its connections when the rules of the backstop are removed
-    /// next.
+    /// Makes conntrack go on to translate its connections after the rules of the backstop are
+    /// removed.
     fn keep_nat(&mut self) {}
 
     /// Removes everything that this mode put into the kernel. Continues after errors and returns

@@ -229,9 +229,8 @@ pub(super) fn links(inspected: &Inspected<'_>) -> Vec<LinkRow> {
     let (node, is_ebpf) = (&inspected.model.snapshot().node, inspected.mode == Some(Mode::Ebpf));
     let path = |index: &u32| match &node.link_path {
         _ if !is_ebpf => "netfilter",
-        LinkPath::Direct { .. } if node.direct_links.contains(index) => "direct",
-        LinkPath::Programs | LinkPath::Direct { .. } => "programs",
-        LinkPath::Netfilter { .. } => "netfilter",
+        LinkPath::Direct { .. } if !node.direct_links.contains(index) => LinkPath::Programs.name(),
+        path => path.name(),
     };
     let row = |(index, link): (&u32, &ServedLink)| LinkRow {
         name: link.name.as_ref().to_owned(),

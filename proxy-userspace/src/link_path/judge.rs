@@ -37,9 +37,9 @@ pub fn judge(evidence: &Evidence) -> LinkPath {
     }
 }
 
-/// Returns a sentence about the first rule of others that looks at forwarded packets. On the direct
-/// path, rules that count, limit or log see few packets. Chains of type `nat` see only the first
-/// packet of a connection. It goes through the stack, except with whole flows.
+/// Returns a sentence about the first rule of others that looks at forwarded packets. On the
+/// direct path, rules that count, limit or log see few packets. Chains of type `nat` see only the
+/// first packet of a connection. It goes through the stack, except with whole flows.
 pub(super) fn forwarding_rule(evidence: &Evidence, scope: DirectScope) -> Option<String> {
     let is_passed_by = |base: BaseChain| {
         matches!(base.hook, Hook::Input | Hook::Output) || base.is_nat && scope == DirectScope::Learned

@@ -177,8 +177,8 @@ async fn merge(
     }
 }
 
-/// Reports the link path: as a metric, as a log line when path or reason change, and as a Kubernetes
-/// Event when the path changes. The first rule of others may change with each pod.
+/// Reports the link path: as a metric and a log line when the path or the reason changes, and as a
+/// Kubernetes Event when the path changes. A reason can change with each pod.
 fn report_link_path(chosen: &ChosenPath, outputs: &Outputs) {
     let (path, why) = (chosen.path.name(), &chosen.why);
     let before = outputs.status.set_link_path(chosen.clone());

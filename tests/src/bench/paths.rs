@@ -180,7 +180,7 @@ pub(super) fn serve_ports(world: &mut World, pod: Host, ports: Vec<(Workload, u1
 const REMEMBERED: Duration = Duration::from_secs(5);
 
 /// Lets the node's conntrack forget closed and silent connections soon. Otherwise the connections
-/// of a minute would fill the kernel's table, and the other figures would be those of a full table.
+/// of a minute would fill the kernel's table, and the other figures would be of a full table.
 pub(super) fn forget_closed_connections(world: &World) -> Result<()> {
     let seconds = REMEMBERED.as_secs();
     let timeouts = ["tcp_timeout_time_wait", "tcp_timeout_close", "udp_timeout", "udp_timeout_stream"];

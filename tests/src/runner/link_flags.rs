@@ -18,8 +18,8 @@ pub struct LinkFlags {
     /// The proxy's flag --links-direct, in mode ebpf.
     #[arg(long, value_name = "learned|whole")]
     pub links_direct: Option<String>,
-    /// The proxy's flag --links-xdp, in mode ebpf. Hosts then complete their checksums themselves:
-    /// the XDP program leaves all others to the stack.
+    /// The proxy's flag --links-xdp, in mode ebpf. Hosts then complete their checksums
+    /// themselves: the XDP program leaves all others to the stack.
     #[arg(long, value_name = "off|generic")]
     pub links_xdp: Option<String>,
 }

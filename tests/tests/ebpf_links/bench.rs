@@ -34,7 +34,9 @@ use proxy_userspace::{
         },
         cgroup, links,
     },
-    model::{Delta, Dirty, Model, ModelSettings, NodeFacts, Snapshot, WatchEvent},
+    model::{
+        Delta, Dirty, MacAddress, Model, ModelSettings, NodeFacts, Snapshot, WatchEvent, XdpLink, XdpMode,
+    },
 };
 use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth};
 use shunt_tests::{deadline::Deadline, process::run_with_timeout};
@@ -149,6 +151,19 @@ impl Bench {
     /// Applies steps.
     pub(crate) fn apply(&mut self, steps: &[Step]) {
         self.try_apply(steps).expect("apply");
+    }
+
+    /// Attaches the XDP program to a link, if the link takes it.
+    pub(crate) fn attach_xdp(&mut self, name: &str, mode: XdpMode) {
+        let link = XdpLink {
+            name: name.into(),
+            mode,
+            address: MacAddress([0; 6]),
+            takes_frames: true,
+            redirects_to_itself: false,
+            forwards: true,
+        };
+        self.apply(&[Step::AttachXdp(self.index(name), link)]);
     }
 
     /// Applies steps that may fail.

@@ -13,9 +13,9 @@ use std::{
 use aya::maps::{Map, MapData, PerCpuArray};
 use nix::sched::{CloneFlags, setns};
 use proxy_userspace::{
-    dataplane::ebpf::{Ebpf, LinkAttachment, Step},
+    dataplane::ebpf::{Ebpf, LinkAttachment},
     kernel::bpf::LogLevel,
-    model::{MacAddress, XdpLink, XdpMode, XdpPolicy},
+    model::{XdpMode, XdpPolicy},
 };
 use shunt_tests::{
     deadline::Deadline,
@@ -111,16 +111,7 @@ impl Others {
 
     /// Attaches shunt's program.
     fn attach(&mut self) {
-        let index = self.bench.index(LINK);
-        let link = XdpLink {
-            name: LINK.into(),
-            mode: XdpMode::Generic,
-            address: MacAddress([0; 6]),
-            takes_frames: true,
-            redirects_to_itself: false,
-            forwards: true,
-        };
-        self.bench.apply(&[Step::AttachXdp(index, link)]);
+        self.bench.attach_xdp(LINK, XdpMode::Generic);
     }
 
     /// Returns the id of the dispatcher.

@@ -2,12 +2,12 @@
 //! refuses it. The link programs serve them.
 
 use proxy_userspace::{
-    dataplane::ebpf::{LinkAttachment, Step},
+    dataplane::ebpf::LinkAttachment,
     kernel::bpf::{
         live_frames::{Fate, SameForAll},
         tc::Hook,
     },
-    model::{MacAddress, XdpLink, XdpMode},
+    model::XdpMode,
 };
 
 use crate::bench::{Bench, run};
@@ -25,16 +25,7 @@ fn bench() -> Bench {
 
 /// Attaches shunt's XDP program in this mode, if the link takes it.
 fn attach(bench: &mut Bench, mode: XdpMode) {
-    let link = XdpLink {
-        name: LINK.into(),
-        mode,
-        address: MacAddress([0; 6]),
-        takes_frames: true,
-        redirects_to_itself: false,
-        forwards: true,
-    };
-    let index = bench.index(LINK);
-    bench.apply(&[Step::AttachXdp(index, link)]);
+    bench.attach_xdp(LINK, mode);
     assert!(!bench.programs(LINK, Hook::Ingress).is_empty(), "the link programs stay");
 }
 

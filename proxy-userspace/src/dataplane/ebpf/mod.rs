@@ -312,6 +312,7 @@ impl Dataplane for Ebpf {
 
     fn keep_nat(&mut self) {
         if let Some(checkers) = &self.checkers {
+            // A comparison that runs now expects the rules of before.
             checkers.programs.begin_plan(&[], true);
         }
         self.keep_nat_chain(true);

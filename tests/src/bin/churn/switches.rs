@@ -49,7 +49,7 @@ const DELETE_REDIRECTION: &str =
     "iptables-nft -t nat -D OUTPUT -d 203.0.113.9 -p tcp -j REDIRECT --to-ports 8081";
 
 /// The name of the switch after which the proxy is restarted once.
-const TO_NETFILTER: &str = "links from the direct path to netfilter";
+const TO_NETFILTER: &str = "links to netfilter";
 
 /// Shell conditions for node1.
 const PROGRAMS_ON_LINKS: &str =
@@ -99,19 +99,17 @@ pub(crate) fn switches(links: &LinkFlags) -> Vec<Switch> {
     path.into_iter().chain(sockets).chain(backstop).collect()
 }
 
-/// Returns the switches from each link path to each other one. Where netfilter masquerades there is
-/// no direct path.
+/// Returns the switches from each link path to each other one. Where netfilter masquerades, there
+/// is no direct path.
 fn path_switches(links: &LinkFlags) -> Vec<Switch> {
     let has_direct_path = links.links_masquerade.as_deref() != Some("netfilter");
     let netfilter = || format!("! {PROGRAMS_ON_LINKS} && {BACKSTOP}");
     let programs = || format!("{PROGRAMS_ON_LINKS} && ! {BACKSTOP} && ! {{ {DIRECT_PATH}; }}");
-    let direct = || {
-        let path = format!("{PROGRAMS_ON_LINKS} && ! {BACKSTOP} && {DIRECT_PATH}");
-        if has_direct_path { path } else { programs() }
-    };
+    let direct = || format!("{PROGRAMS_ON_LINKS} && ! {BACKSTOP} && {DIRECT_PATH}");
+    let first = || if has_direct_path { direct() } else { programs() };
     let mut path = vec![
         run(TO_NETFILTER, Host::Node1, ADD_RULE, netfilter()),
-        run("links from netfilter to the direct path", Host::Node1, DELETE_RULE, direct()),
+        run("links back from netfilter", Host::Node1, DELETE_RULE, first()),
     ];
     if has_direct_path {
         path.extend([

@@ -63,11 +63,11 @@ pub(crate) fn log_event_metric_and_page_say_why_a_node_has_its_link_path(setup: 
     let says = |node: &mut TestNode, path: &str, why: &str| {
         let event = format!("packets that come in on links: {path}, because {why}");
         let has_event = || {
-            let events = node.cluster.server().events();
-            let is_said = |event: &serde_json::Value, text: &str| {
-                event["note"].as_str().is_some_and(|note| note.starts_with(text))
+            let is_it = |found: &serde_json::Value| {
+                let text = found["note"].as_str().unwrap_or_default();
+                found["reason"] == "LinkPath" && text.starts_with(&event)
             };
-            events.iter().any(|found| found["reason"] == "LinkPath" && is_said(found, &event)).then_some(())
+            node.cluster.server().events().iter().any(is_it).then_some(())
         };
         Deadline::after(TIMEOUT).poll(has_event).with_context(|| {
             format!("no Event `{event}`: {:?}\n{}", node.cluster.server().events(), node.proxy.log_tail(30))

@@ -165,9 +165,7 @@ impl Rules {
         };
         let is_table_right = match listing {
             _ if self.location == Location::Iptables => true,
-            Some(listing) => {
-                !self.programs_refuse && self.is_whole(&listing) && !self.has_needless_nat(&listing)
-            }
+            Some(listing) => !self.programs_refuse && self.is_right(&listing),
             None => self.programs_refuse,
         };
         Ok(is_table_right && self.repairs()?.is_empty() && self.foreign_repairs()?.is_empty())

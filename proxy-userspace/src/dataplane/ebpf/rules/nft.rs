@@ -11,8 +11,8 @@ const POSTROUTING: &str = "postrouting";
 pub(super) enum Nat {
     /// The rules that masquerade.
     Masquerade,
-    /// An empty chain of type `nat`, because the link programs masquerade. Connections are left that
-    /// conntrack translates, and it does that only while there is such a chain.
+    /// An empty chain of type `nat`, because the link programs masquerade. Conntrack still
+    /// translates connections, and it does that only while there is such a chain.
     Keep,
     /// Nothing, and no rule of the table needs conntrack. The kernel then tracks no connections,
     /// unless other programs want it to.

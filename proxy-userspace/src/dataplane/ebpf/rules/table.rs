@@ -10,7 +10,7 @@ use super::{
 use crate::kernel::{KernelError, conntrack, ipvs};
 
 impl Rules {
-    pub(super) fn is_whole(&self, listing: &str) -> bool {
+    fn is_whole(&self, listing: &str) -> bool {
         match &self.installed_nft {
             Some(installed) => installed == listing,
             None => nft::is_whole(listing, self.marks, self.duties.masquerade),
@@ -61,10 +61,8 @@ impl Rules {
         if self.programs_refuse {
             return listing.map_or(Ok(()), |_| self.nft.remove_table(nft::TABLE));
         }
-        let has_needless_nat = listing.as_deref().is_some_and(|listing| self.has_needless_nat(listing));
-        if has_needless_nat || !listing.as_deref().is_some_and(|listing| self.is_whole(listing)) {
-            let nat = if has_needless_nat { Nat::Nothing } else { self.nat(listing.as_deref()) };
-            self.write_nft(nat, listing.is_some())?;
+        if !listing.as_deref().is_some_and(|listing| self.is_right(listing)) {
+            self.write_nft(self.nat(listing.as_deref()), listing.is_some())?;
         }
         Ok(())
     }
@@ -86,9 +84,14 @@ impl Rules {
         }
     }
 
-    /// Returns true if nothing needs the chain of type `nat` that the table has, because conntrack
-    /// translates no connection.
-    pub(super) fn has_needless_nat(&self, listing: &str) -> bool {
+    /// Returns true if the table needs no change.
+    pub(super) fn is_right(&self, listing: &str) -> bool {
+        self.is_whole(listing) && !self.has_needless_nat(listing)
+    }
+
+    /// Returns true if the table has a chain of type `nat` that nothing needs: conntrack translates
+    /// no connection.
+    fn has_needless_nat(&self, listing: &str) -> bool {
         !self.duties.masquerade && nft::has_nat_chain(listing) && !Self::keeps_nat(Some(listing))
     }
 
@@ -103,16 +106,16 @@ impl Rules {
         ipvs::is_loaded() || conntrack::translates_connections().unwrap_or(true)
     }
 
-    /// Makes conntrack translate its connections even when all other chains of type `nat` are
-    /// removed. With `is_certain`, other rules may begin to translate one until then. Otherwise
-    /// nothing changes if conntrack has no such connection.
-    pub fn keep_nat(&mut self, is_certain: bool) -> Result<(), KernelError> {
+    /// Makes conntrack go on to translate its connections even when all other chains of type `nat`
+    /// are removed. Changes nothing if conntrack translates none, unless `others_translate`: rules
+    /// of others are still there, and a connection may begin before they are removed.
+    pub fn keep_nat(&mut self, others_translate: bool) -> Result<(), KernelError> {
         if self.duties.masquerade || self.location == Location::Iptables {
             return Ok(());
         }
         let listing = self.nft.list_table(nft::TABLE)?;
-        let is_needed = is_certain || Self::conntrack_translates();
-        if listing.as_deref().is_some_and(nft::has_nat_chain) || !is_needed {
+        let has_chain = listing.as_deref().is_some_and(nft::has_nat_chain);
+        if has_chain || !others_translate && !Self::conntrack_translates() {
             return Ok(());
         }
         self.write_nft(Nat::Keep, listing.is_some())?;

@@ -201,11 +201,11 @@ impl Ebpf {
         self.forget(&|_, flow| handover::is_whole(flow))
     }
 
-    /// Makes conntrack go on to translate its connections: see [`Rules::keep_nat`]. The rules for that
-    /// also refuse packets. A failure is no reason to serve less.
-    pub(super) fn keep_nat_chain(&mut self, is_certain: bool) {
+    /// Makes conntrack go on to translate its connections: see [`Rules::keep_nat`]. The rules for
+    /// that also refuse packets. A failure is no reason to serve less.
+    pub(super) fn keep_nat_chain(&mut self, others_translate: bool) {
         let Some(rules) = &mut self.rules else { return };
-        let kept = rules.keep_nat(is_certain);
+        let kept = rules.keep_nat(others_translate);
         let refuses = self.maps.set_refusing(rules.refusing());
         if let Err(error) = refuses.and(kept) {
             let error = with_causes(&error);
