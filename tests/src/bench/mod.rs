@@ -23,6 +23,7 @@ mod report;
 mod restart;
 mod rollout;
 mod targets;
+mod time_wait;
 mod way;
 
 use std::path::PathBuf;
@@ -72,6 +73,8 @@ pub enum Part {
     Data,
     /// Traffic from outside, compared with clean connections of the same length.
     Outside,
+    /// Short connections from outside to endpoints that keep closed connections in `TIME_WAIT`.
+    TimeWait,
     /// Packets a second of one core, of traffic from outside.
     Packets,
     /// Maglev tables of many Services.
@@ -135,9 +138,10 @@ enum Measurement {
 
 impl Part {
     /// All parts.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Data,
         Self::Outside,
+        Self::TimeWait,
         Self::Packets,
         Self::Maglev,
         Self::Foreign,
@@ -152,6 +156,7 @@ impl Part {
         match self {
             Self::Data => "data path",
             Self::Outside => "traffic from outside",
+            Self::TimeWait => "endpoints with TIME_WAIT",
             Self::Packets => "packets a second",
             Self::Maglev => "Maglev tables",
             Self::Foreign => "foreign traffic",
@@ -167,6 +172,7 @@ impl Part {
         match self {
             Self::Data => Measurement::OfServices(Bench::data_path),
             Self::Outside => Measurement::Once(Bench::outside),
+            Self::TimeWait => Measurement::Once(Bench::time_wait),
             Self::Packets => Measurement::Once(Bench::packets),
             Self::Maglev => Measurement::Once(Bench::maglev),
             Self::Foreign => Measurement::OfServices(Bench::foreign),
@@ -243,6 +249,14 @@ impl Bench {
         let mut other = Proxy::new(Host::Node2, &world, &self.shunt, &self.mode, &manifests, &fields)?;
         let proxies = (&mut proxy, &mut other);
         report.outside = outside::measure(&mut world, proxies, (&self.ways, &self.workloads), self.effort)?;
+        Ok(())
+    }
+
+    fn time_wait(&self, report: &mut Report) -> Result<()> {
+        for &way in self.ways.iter().filter(|way| way.masquerades()) {
+            let (mut world, mut proxy) = self.build(&outside::HOSTS, outside::place)?;
+            report.time_wait.extend(time_wait::measure(&mut world, &mut proxy, way, self.effort)?);
+        }
         Ok(())
     }
 

@@ -35,6 +35,9 @@ const SETTLING: Duration = Duration::from_secs(5);
 pub(super) const HOSTS: [Host; 7] =
     [Host::Node1, Host::A2, Host::Node2, Host::B1, Host::B2, Host::Client, Host::Router];
 
+/// The hosts with servers.
+const PODS: [Host; 3] = [Host::A2, Host::B1, Host::B2];
+
 /// The endpoint on the node, a2, and the one on the other node, b1.
 const ON_THIS_NODE: Ipv4Addr = cluster::SERVER;
 const ON_OTHER_NODE: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 11);
@@ -74,7 +77,7 @@ pub(super) struct OutsideResult {
 }
 
 impl Length {
-    const ALL: [Self; 2] = [Self::ThisNode, Self::OtherNode];
+    pub(super) const ALL: [Self; 2] = [Self::ThisNode, Self::OtherNode];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -186,20 +189,15 @@ pub(super) fn measure(
     effort: Effort,
 ) -> Result<Vec<OutsideResult>> {
     let effort = with_long_rounds(effort);
+    PODS.into_iter().try_for_each(|pod| paths::keep_no_time_wait(world, pod))?;
     set_up(world)?;
     let mut results = Vec::new();
     for &way in ways.iter().filter(|way| !way.is_xdp() && way.is_possible()) {
-        let service = way.proxy()?;
-        if way == Way::KernelNat {
-            world.run(Host::Node1, &format!("nft '{}'", kernel_nat()))?;
-        }
-        if let Some((mode, fields)) = &service {
-            proxy.set_mode(mode, fields)?;
-            proxy.start(world)?;
-            if way.is_dsr() {
-                other.set_mode(mode, fields)?;
-                other.start(world)?;
-            }
+        turn_on(world, way, proxy)?;
+        let of_other = way.proxy()?.filter(|_| way.is_dsr());
+        if let Some((mode, fields)) = &of_other {
+            other.set_mode(mode, fields)?;
+            other.start(world)?;
             thread::sleep(SETTLING);
         }
         let _programs = (way == Way::FloorForeign).then(|| Floor::letting_pass(world)).transpose()?;
@@ -213,20 +211,40 @@ pub(super) fn measure(
                 results.push(OutsideResult { way, length, workload, ratio });
             }
         }
-        if way == Way::KernelNat {
-            world.run(Host::Node1, "nft delete table ip bench")?;
-        }
-        if way.is_dsr() {
+        if of_other.is_some() {
             other.stop()?;
             other.clean_up(world)?;
         }
-        if service.is_some() {
-            proxy.stop()?;
-            proxy.clean_up(world)?;
-        }
+        turn_off(world, way, proxy)?;
         paths::wait_for_forgetting(world)?;
     }
     Ok(results)
+}
+
+/// Gives the node what the way has: the proxy, or rules of the kernel. Programs without a proxy
+/// need the connection, so they are not attached.
+pub(super) fn turn_on(world: &mut World, way: Way, proxy: &mut Proxy) -> Result<()> {
+    if way == Way::KernelNat {
+        world.run(Host::Node1, &format!("nft '{}'", kernel_nat()))?;
+    }
+    if let Some((mode, fields)) = way.proxy()? {
+        proxy.set_mode(mode, &fields)?;
+        proxy.start(world)?;
+        thread::sleep(SETTLING);
+    }
+    Ok(())
+}
+
+/// Removes what [`turn_on`] made.
+pub(super) fn turn_off(world: &World, way: Way, proxy: &mut Proxy) -> Result<()> {
+    if way == Way::KernelNat {
+        world.run(Host::Node1, "nft delete table ip bench")?;
+    }
+    if way.proxy()?.is_some() {
+        proxy.stop()?;
+        proxy.clean_up(world)?;
+    }
+    Ok(())
 }
 
 /// Returns fewer rounds, of three times the length: a connection that lives longer begins with each
@@ -236,7 +254,7 @@ fn with_long_rounds(effort: Effort) -> Effort {
 }
 
 /// Starts the servers, and adds the routes. Clean connections do not pass node1.
-fn set_up(world: &mut World) -> Result<()> {
+pub(super) fn set_up(world: &mut World) -> Result<()> {
     world.add_addresses(Host::Client, &[CLIENT_OF_ROUTER.into(), CLIENT_OF_NODES.into()])?;
     world.add_addresses(Host::B2, &[BEHIND_NODES.into()])?;
     world.run(Host::Node2, &format!("ip route add {BEHIND_NODES} dev {}", Host::B2.node_link()))?;
@@ -258,9 +276,7 @@ fn set_up(world: &mut World) -> Result<()> {
     paths::forget_closed_connections(world)?;
     let ports: Vec<_> =
         Workload::ALL.into_iter().map(|workload| (workload, endpoint_port(workload))).collect();
-    [Host::A2, Host::B1, Host::B2]
-        .into_iter()
-        .try_for_each(|pod| paths::serve_ports(world, pod, ports.clone()))
+    PODS.into_iter().try_for_each(|pod| paths::serve_ports(world, pod, ports.clone()))
 }
 
 /// Returns nftables rules for both endpoints, as few as possible.
@@ -280,7 +296,8 @@ fn kernel_nat() -> String {
     paths::nat_table(&rules, &format!("ip daddr {{ {all} }}"))
 }
 
-fn compare(
+/// Compares the way with the clean connection, in turns.
+pub(super) fn compare(
     world: &mut World,
     way: Way,
     length: Length,

@@ -224,6 +224,7 @@ fn set_up(world: &mut World) -> Result<()> {
     world.run(Host::Node1, conntrack)?;
     let servers = PORTS.map(|port| (Workload::UdpRequestResponse, port)).collect();
     world.run(Host::A2, DROP_IN_POD)?;
+    paths::keep_no_time_wait(world, Host::B1)?;
     paths::serve_ports(world, Host::B1, servers)
 }
 

@@ -155,6 +155,7 @@ pub(super) fn nat_table(dnat_rules: &str, masqueraded: &str) -> String {
 /// Starts the servers, and adds a route to the pods behind the node to the client.
 pub(super) fn serve(world: &mut World) -> Result<()> {
     world.route(Host::Client, IpAddr::from(SERVER).into(), NODE.into())?;
+    keep_no_time_wait(world, Host::A2)?;
     serve_ports(world, Host::A2, cluster::server_ports())
 }
 
@@ -164,12 +165,15 @@ pub(super) fn add_kernel_nat(world: &World) -> Result<()> {
     world.run(Host::Node1, &format!("nft '{}'", kernel_nat())).map(drop)
 }
 
+/// Lets the servers of a pod forget closed connections at once. netfilter masquerades with random
+/// ports. Of thousands a second, some collide with a connection in the server's `TIME_WAIT`, and
+/// the client retries after a second. That cost has nothing to do with CPU.
+pub(super) fn keep_no_time_wait(world: &World, pod: Host) -> Result<()> {
+    world.run(pod, "sysctl -qw net.ipv4.tcp_max_tw_buckets=0").map(drop)
+}
+
 /// Starts the servers of a pod.
 pub(super) fn serve_ports(world: &mut World, pod: Host, ports: Vec<(Workload, u16)>) -> Result<()> {
-    // The node masquerades with random ports. Of thousands a second, some collide with a connection
-    // in the server's `TIME_WAIT`, and the client retries after a second. That cost has nothing to
-    // do with CPU.
-    world.run(pod, "sysctl -qw net.ipv4.tcp_max_tw_buckets=0")?;
     match world.agent(pod)?.bench(BenchRequest::Serve(ports), OVERHEAD_TIMEOUT)? {
         BenchResponse::Done => Ok(()),
         other => bail!("expected the servers of {pod} to run, but the agent answered {other:?}"),

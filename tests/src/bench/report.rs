@@ -18,6 +18,7 @@ use super::{
     restart::Restart,
     rollout::RolloutResult,
     targets::{self, TargetResult, mebibytes, microseconds},
+    time_wait::TimeWaitResult,
 };
 
 /// The number of BPF maps that the table names.
@@ -30,6 +31,7 @@ pub struct Report {
     kernel: String,
     pub(super) paths: Vec<PathResult>,
     pub(super) outside: Vec<OutsideResult>,
+    pub(super) time_wait: Vec<TimeWaitResult>,
     pub(super) packets: Vec<PacketsResult>,
     pub(super) new_flows: Option<NewFlows>,
     pub(super) maglev: Option<MaglevTables>,
@@ -50,6 +52,7 @@ impl Report {
             kernel: kernel.trim().to_owned(),
             paths: Vec::new(),
             outside: Vec::new(),
+            time_wait: Vec::new(),
             packets: Vec::new(),
             new_flows: None,
             maglev: None,
@@ -109,6 +112,27 @@ impl Report {
             let figure = ratio.as_ref().map_or_else(|| "-".to_owned(), Ratio::to_string);
             let (way, length, workload) = (way.name(), length.name(), workload.name());
             writeln!(f, "  {way:<22}{length:<26}{workload:<24}{figure}")?;
+        }
+        Ok(())
+    }
+
+    fn write_time_wait(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.time_wait.is_empty() {
+            return Ok(());
+        }
+        writeln!(
+            f,
+            "\nShort connections to endpoints that keep closed ones in TIME_WAIT, relative to clean connections"
+        )?;
+        for result in &self.time_wait {
+            let TimeWaitResult { seconds, repeated_syns, in_time_wait, .. } = result;
+            let figure = result.ratio.as_ref().map_or_else(|| "-".to_owned(), Ratio::to_string);
+            let (way, length) = (result.way.name(), result.length.name());
+            writeln!(
+                f,
+                "  {way:<22}{length:<26}{figure}; {repeated_syns} SYNs repeated in {seconds:.0} s, \
+                 {in_time_wait} in TIME_WAIT"
+            )?;
         }
         Ok(())
     }
@@ -249,6 +273,7 @@ impl fmt::Display for Report {
         writeln!(f, "Mode {}, kernel {}", self.mode, self.kernel)?;
         self.write_paths(f)?;
         self.write_outside(f)?;
+        self.write_time_wait(f)?;
         self.write_packets(f)?;
         self.write_maglev(f)?;
         self.write_changes(f)?;

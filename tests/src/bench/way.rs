@@ -157,6 +157,20 @@ impl Way {
         self.floor().is_none() && self != Self::FloorForeign || floor::is_possible()
     }
 
+    /// Returns true if connections are masqueraded, by the kernel or by a proxy on this node alone.
+    pub(super) const fn masquerades(self) -> bool {
+        matches!(
+            self,
+            Self::Default
+                | Self::Masquerading
+                | Self::Direct
+                | Self::Whole
+                | Self::KernelNat
+                | Self::Nftables
+                | Self::Programs
+        )
+    }
+
     /// Returns true if packets a second are measured. Those of no Service are not: the part
     /// `outside` measures them with connections.
     pub(super) const fn has_packets(self) -> bool {

@@ -204,8 +204,8 @@ struct Bench {
     /// 10,10000,30000].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     services: Vec<usize>,
-    /// Measure only these parts: data, outside, packets, maglev, foreign, changes, memory, restart,
-    /// floods, rollout.
+    /// Measure only these parts: data, outside, time-wait, packets, maglev, foreign, changes,
+    /// memory, restart, floods, rollout.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
     /// Measure only these paths: pod-to-cluster-ip, node-to-cluster-ip, client-to-node-port,

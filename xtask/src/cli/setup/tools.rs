@@ -37,9 +37,15 @@ pub(crate) const TOOLS: [Tool; 4] = [
 ];
 
 /// The other tools of conformance cases, benchmarks and scenarios.
-pub(crate) const WORLD_TOOLS: [Tool; 4] = [
+pub(crate) const WORLD_TOOLS: [Tool; 5] = [
     tool("ipset", "tests create the sets that kube-proxy leaves behind", "--version", &[&["ipset"]]),
     tool("strace", "tests count system calls with it", "--version", &[&["strace"]]),
+    tool(
+        "conntrack",
+        "a conformance case removes connections from conntrack",
+        "--version",
+        &[&["conntrack"]],
+    ),
     tool("ethtool", "conformance cases switch offloads of links with it", "--version", &[&["ethtool"]]),
     // No argument makes it succeed for all users.
     Tool {
