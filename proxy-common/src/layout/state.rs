@@ -208,10 +208,10 @@ pub mod flow_state {
         list << LIST_SHIFT
     }
 
-    /// Returns the bits for what packets were seen.
+    /// Returns the bits for what packets were seen, whatever their path.
     #[inline(always)]
     pub const fn observed(state: u32) -> u32 {
-        state & SEEN & !ASSURED
+        state & SEEN & !(ASSURED | WHOLE)
     }
 
     /// Returns the number of the list.

@@ -2,6 +2,8 @@
 //! the host and in the kernel.
 
 mod checksums;
+#[cfg(test)]
+mod forwarding;
 pub mod generate;
 mod maps;
 mod memory_frame;

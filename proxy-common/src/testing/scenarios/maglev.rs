@@ -8,7 +8,7 @@ use crate::{
     layout::{Counter, Direction, Endpoint, List, LocalDetection, MaglevKey, MaglevPage},
     maglev::TableSize,
     packet::TcpFlags,
-    testing::{TestNode, TestPacket},
+    testing::{StateMaps, TestNode, TestPacket},
 };
 
 /// The number of endpoints: so many that random choices differ.
@@ -133,16 +133,15 @@ fn established(node: &mut TestNode<'_>, fixture: &Fixture) -> SocketAddr {
     endpoint
 }
 
-fn forget_flows(node: &mut TestNode<'_>, fixture: &Fixture, endpoint: SocketAddr) {
-    node.evict_flow(Direction::Original, &fixture.first);
-    node.evict_flow(Direction::Reply, &fixture.reply_from(endpoint));
-    assert_eq!(node.flow_count(), 0);
+/// Makes the node one that does not know any flow.
+fn forget_flows(node: &mut TestNode<'_>) {
+    node.set_state(&StateMaps::default());
 }
 
 fn connection_goes_on_after_its_flow_is_lost(node: &mut TestNode<'_>) {
     let fixture = add_service(node, Protocol::Tcp, |entry| u16::try_from(entry).unwrap_or(0) % ENDPOINTS);
     let endpoint = established(node, &fixture);
-    forget_flows(node, &fixture, endpoint);
+    forget_flows(node);
     let next = fixture.next();
     node.ingress(&next).becomes(&next.clone().to(endpoint)).is_marked(0);
     assert_eq!(node.assured_flow_count(), 0, "anybody may have sent the segment");

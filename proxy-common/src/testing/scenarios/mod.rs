@@ -12,6 +12,8 @@ mod fragments;
 mod headers;
 mod maglev;
 mod masquerade;
+#[cfg(test)]
+mod paths;
 mod ports;
 mod refused;
 mod rejected;
