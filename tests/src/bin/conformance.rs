@@ -74,20 +74,19 @@ fn run(arguments: Arguments) -> Result<bool> {
         .map(|path| path.canonicalize().with_context(|| format!("--shunt {}", path.display())));
     let shunt = shunt.transpose()?;
     let program = std::env::current_exe().context("find the runner's own program")?;
-    let world = World::build(&Host::ALL, &program)?;
-    arguments.links.prepare(&world)?;
+    let mut world = World::build(&Host::ALL, &program)?;
+    let links = arguments.links;
+    links.prepare(&mut world)?;
     let iptables = arguments.iptables;
     iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
     let selection = Selection::new(&arguments.mode)
         .with_iptables(iptables.unwrap_or(IptablesVariant::Nft))
-        .with_links_path(arguments.links.links_path.as_deref());
+        .with_links(links.clone());
     let selection = if arguments.whole { selection } else { selection.without_unsupported(&world) };
     let (mode, source) = (arguments.mode, arguments.source);
     let flags = [("--backstop", arguments.backstop), ("--sockets-scope", arguments.sockets_scope)];
-    let flags = flags.into_iter().filter_map(|(flag, value)| Some((flag, value?)));
-    let of_links = arguments.links.given().map(|(flag, value)| (flag, value.to_owned()));
-    let flags = flags.chain(of_links).collect();
-    let mut runner = Runner { world, shunt, mode, source, selection, iptables, flags };
+    let flags = flags.into_iter().filter_map(|(flag, value)| Some((flag, value?))).collect();
+    let mut runner = Runner { world, shunt, mode, source, selection, iptables, links, flags };
     let mut reports = Vec::new();
     for case in &cases {
         let report = runner.run(case);

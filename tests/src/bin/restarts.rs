@@ -53,7 +53,7 @@ fn run(arguments: &Arguments) -> Result<Vec<ClientResult>> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
     let hosts = if arguments.links.has_xdp() { &Host::ALL[..] } else { &HOSTS };
     let mut world = World::build(hosts, &std::env::current_exe()?)?;
-    arguments.links.prepare(&world)?;
+    arguments.links.prepare(&mut world)?;
     let manifests = Manifests::create(world.directory())?;
     manifests.place("node.yaml", NODE)?;
     manifests.place("services.yaml", SERVICES)?;

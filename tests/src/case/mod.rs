@@ -21,7 +21,7 @@ pub use self::flow::{Action, Expectation, ExpectedAnswers, ExpectedPage, Flow, P
 use crate::world::{CgroupSubtree, Host};
 
 /// The tags that `requires` may contain.
-pub const TAGS: [&str; 14] = [
+pub const TAGS: [&str; 15] = [
     "a-link-path-of-its-own",
     "bonds",
     "bridged-pods",
@@ -32,6 +32,7 @@ pub const TAGS: [&str; 14] = [
     "libxdp",
     "localhost-nodeports",
     "nodeports-on-all-addresses",
+    "rules-that-need-netfilter",
     "sctp",
     "ifb",
     "ipsec",

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::Proxy;
-use crate::world::World;
+use crate::world::{Host, World};
 
 /// The proxy's flags for links, in mode ebpf.
 #[derive(Clone, Debug, Default, Args)]
@@ -20,7 +20,7 @@ pub struct LinkFlags {
     pub links_direct: Option<String>,
     /// The proxy's flag --links-xdp, in mode ebpf. Hosts then complete their checksums
     /// themselves: the XDP program leaves all others to the stack.
-    #[arg(long, value_name = "off|generic")]
+    #[arg(long, value_name = "off|generic|native")]
     pub links_xdp: Option<String>,
 }
 
@@ -47,7 +47,10 @@ impl LinkFlags {
     }
 
     /// Prepares the world for an XDP program, if links have one.
-    pub fn prepare(&self, world: &World) -> Result<()> {
+    pub fn prepare(&self, world: &mut World) -> Result<()> {
+        if self.links_xdp.as_deref() == Some("native") {
+            world.take_frames_of_drivers(&[Host::Node1, Host::Node2])?;
+        }
         if self.has_xdp() { world.complete_checksums() } else { Ok(()) }
     }
 }

@@ -18,7 +18,6 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use proxy_userspace::kernel::bpf::live_frames::Fate;
 
 pub use self::{
     cluster::Cluster,
@@ -63,7 +62,9 @@ pub struct Runner {
     /// The iptables variant that node1 signals in the worlds of single cases. The runner's own
     /// world signals it already.
     pub iptables: Option<IptablesVariant>,
-    /// Flags of the proxy, with their values.
+    /// Flags of the proxy for links.
+    pub links: LinkFlags,
+    /// Other flags of the proxy, with their values.
     pub flags: Vec<(&'static str, String)>,
 }
 
@@ -105,13 +106,10 @@ impl Runner {
         }
         let mut world = World::build(&self.world.hosts(), self.world.program())?;
         self.iptables.map_or(Ok(()), |iptables| iptables.write_hint(&world))?;
-        if self.flags.iter().any(|(flag, _)| *flag == "--links-xdp") {
-            world.complete_checksums()?;
-        }
+        self.links.prepare(&mut world)?;
         case.outside_cgroup.iter().try_for_each(|host| world.move_out_of_cgroup(*host))?;
         run_commands(&world, &case.world)?;
-        let ports = case.ports_with_xdp.iter().map(|host| world.attach_to_port(*host, Fate::Pass));
-        let _attached = ports.collect::<Result<Vec<_>>>()?;
+        world.take_frames_of_drivers(&case.ports_with_xdp)?;
         std::mem::swap(&mut self.world, &mut world);
         let report = self.start(case).map(CaseRun::complete);
         std::mem::swap(&mut self.world, &mut world);
@@ -141,6 +139,7 @@ impl Runner {
         let Some(shunt) = &self.shunt else { return Ok(None) };
         let mut proxy = Proxy::new(node, &self.world, shunt, &self.mode, objects, &case.config)?;
         proxy.clear_log()?;
+        self.links.set(&mut proxy);
         self.flags.iter().for_each(|(flag, value)| proxy.set_flag(flag, value));
         Ok(Some(proxy))
     }

@@ -1,6 +1,7 @@
 //! Selects the cases of a run. Cases for other modes, and cases that need what this kernel lacks,
 //! are skipped and listed with the reason.
 
+use super::LinkFlags;
 use crate::{
     case::Case,
     world::{Host, World},
@@ -27,6 +28,11 @@ const NOT_IN_MODE: &[(&str, &str)] = &[
     ("ebpf netfilter", "a-link-path-of-its-own"),
     ("ebpf programs", "a-link-path-of-its-own"),
     ("ebpf direct", "a-link-path-of-its-own"),
+    ("ebpf programs", "rules-that-need-netfilter"),
+    ("ebpf direct", "rules-that-need-netfilter"),
+    // With --links-direct whole, packets pass these rules by.
+    ("ebpf whole", "forward-of-legacy"),
+    ("ebpf whole", "forward-of-nft"),
     // The rules are in only one of the two variants.
     ("iptables nft", "forward-of-legacy"),
     ("iptables legacy", "forward-of-nft"),
@@ -65,8 +71,7 @@ impl IptablesVariant {
 pub struct Selection {
     mode: String,
     iptables: IptablesVariant,
-    /// The proxy's flag `--links-path`, or nothing.
-    links_path: String,
+    links: LinkFlags,
     missing_features: Vec<&'static str>,
 }
 
@@ -103,7 +108,7 @@ impl Selection {
         Self {
             mode: mode.to_owned(),
             iptables: IptablesVariant::Nft,
-            links_path: String::new(),
+            links: LinkFlags::default(),
             missing_features: Vec::new(),
         }
     }
@@ -114,10 +119,10 @@ impl Selection {
         Self { iptables, ..self }
     }
 
-    /// Selects the cases for a proxy with this flag `--links-path`.
+    /// Selects the cases for a proxy with these flags for links.
     #[must_use]
-    pub fn with_links_path(self, links_path: Option<&str>) -> Self {
-        Self { links_path: links_path.unwrap_or_default().to_owned(), ..self }
+    pub fn with_links(self, links: LinkFlags) -> Self {
+        Self { links, ..self }
     }
 
     /// Removes the cases that need a feature that this kernel lacks.
@@ -153,11 +158,17 @@ impl Selection {
 
     fn tag_not_in_mode(&self, case: &Case) -> Option<String> {
         let with_iptables = format!("{} {}", self.mode, self.iptables.name());
-        let with_path = format!("{} {}", self.mode, self.links_path);
-        let is_meant = |mode: &str| mode == self.mode || mode == with_iptables || mode == with_path;
-        let missing = |tag: &str| NOT_IN_MODE.iter().any(|(mode, no)| is_meant(mode) && *no == tag);
-        let tag = case.requires.iter().find(|tag| missing(tag))?;
-        Some(format!("mode {} does not support {tag}, as upstream", self.mode))
+        let with_links: Vec<(&str, String)> =
+            self.links.given().map(|(flag, value)| (flag, format!("{} {value}", self.mode))).collect();
+        case.requires.iter().find_map(|tag| {
+            let lacks = |name: &str| NOT_IN_MODE.contains(&(name, tag.as_str()));
+            if let Some((flag, name)) = with_links.iter().find(|(_, name)| lacks(name)) {
+                let value = name.trim_start_matches(&self.mode);
+                return Some(format!("not with {flag}{value}: requires {tag}"));
+            }
+            (lacks(&self.mode) || lacks(&with_iptables))
+                .then(|| format!("mode {} does not support {tag}, as upstream", self.mode))
+        })
     }
 
     fn tag_not_on_machine(&self, case: &Case) -> Option<String> {
@@ -196,6 +207,19 @@ mod tests {
         };
         assert!(is_run("ebpf", "iptables", "nftables") && !is_run("ebpf", "iptables", "ipvs"));
         assert!(is_run("ebpf", "ipvs", "ipvs") && !is_run("ipvs", "ebpf", "ebpf"));
+    }
+
+    #[test]
+    fn a_case_is_skipped_with_a_link_path_that_it_cannot_have() {
+        let case = "{name: x, about: y, requires: [rules-that-need-netfilter], steps: [{}]}".parse().unwrap();
+        let reason = |path: Option<&str>| {
+            let links = LinkFlags { links_path: path.map(Into::into), ..LinkFlags::default() };
+            Selection::new("ebpf").with_links(links).skip_reason(&case)
+        };
+        assert_eq!(reason(None), None);
+        assert_eq!(reason(Some("netfilter")), None);
+        let why = "not with --links-path direct: requires rules-that-need-netfilter";
+        assert_eq!(reason(Some("direct")).as_deref(), Some(why));
     }
 
     #[test]

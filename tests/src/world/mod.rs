@@ -62,6 +62,7 @@ pub struct World {
     // In the order of removal: the agents first, then everything with the run's name.
     agents: BTreeMap<Host, Agent>,
     namespaces: BTreeMap<Host, Netns>,
+    ports: Vec<SameForAll>,
     cgroup: PathBuf,
     program: PathBuf,
     run: Run,
@@ -79,8 +80,8 @@ impl World {
         let run = Run::create()?;
         let cgroup = cgroup::create(run.name(), &run.private_cgroup2())?;
         let namespaces = build_network(run.name(), hosts).context("build the test world's network")?;
-        let mut world =
-            Self { agents: BTreeMap::new(), namespaces, cgroup, program: program.to_owned(), run };
+        let (agents, ports, program) = (BTreeMap::new(), Vec::new(), program.to_owned());
+        let mut world = Self { agents, namespaces, ports, cgroup, program, run };
         for host in hosts {
             let agent =
                 Agent::start(*host, &world.inside(*host)?).with_context(|| format!("agent of {host}"))?;
@@ -185,6 +186,15 @@ impl World {
     pub fn complete_checksums(&self) -> Result<()> {
         let lines = |host: &Host| self.run(*host, &format!("ethtool -K {LINK} tx off")).map(drop);
         self.agents.keys().try_for_each(lines)
+    }
+
+    /// Lets the ports of the bridge that lead to these hosts take frames that XDP programs of the
+    /// hosts send in the driver. A veth without a program drops them.
+    pub fn take_frames_of_drivers(&mut self, hosts: &[Host]) -> Result<()> {
+        for host in hosts.iter().filter(|host| self.agents.contains_key(host)) {
+            self.ports.push(self.attach_to_port(*host, Fate::Pass)?);
+        }
+        Ok(())
     }
 
     /// Attaches an XDP program to the port of the bridge that leads to a host, until the result is

@@ -113,6 +113,19 @@ fn connection_whose_entry_for_replies_was_evicted_is_handed_over() {
     assert!(state_of(&bench, &of_client).is_some_and(|state| state & flow_state::PASS != 0));
 }
 
+/// The map of assured flows may be full and evict its entry. One in the other map would count then.
+#[test]
+fn flow_that_conntrack_has_has_no_entry_among_those_that_are_not_assured() {
+    let mut bench = Bench::new(LinkAttachment::Probe);
+    bench.sync();
+    let [of_client, _] =
+        put_flow(&bench, Protocol::Udp, "192.0.2.1:40001", Duration::from_secs(1), flow_state::REPLIED);
+    let counts = Ebpf::hand_over(&bench.settings.pin_dir).expect("handed over");
+    assert_eq!((counts.connections, counts.lost), (1, 0));
+    assert!(flows(&bench, "flows").get(&of_client, 0).is_ok_and(|flow| flow.state & flow_state::PASS != 0));
+    assert!(flows(&bench, "unassured_flows").get(&of_client, 0).is_err());
+}
+
 /// Conntrack never had it: no packet of a whole flow goes through the stack.
 #[test]
 fn flow_with_twice_nat_is_handed_over_with_its_source() {

@@ -114,6 +114,11 @@ fn add_reply<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
 
 /// Removes the entry for packets of the endpoint, with the other entry of its flow. Returns false
 /// if it is of another flow that has not ended. A function call of its own saves stack.
+///
+/// A closed connection that conntrack translated keeps the client's port until it expires. Conntrack
+/// knows it for as long (`TIME_WAIT`), and would give a new flow another port, but only while its
+/// packets go through the stack: a whole flow would break when that begins. Conntrack does not see
+/// the ports with which the programs masquerade.
 #[inline(never)]
 fn remove_ended<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
     let ClientPacket { key, flow, .. } = incoming;
@@ -121,8 +126,9 @@ fn remove_ended<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
     let Some(other) = tables.flow(&reply_key) else { return true };
     let other_key = other.opposite_key(&reply_key);
     if other_key != *key {
-        // With `is_expired` last, the JIT compiler of kernel 5.10 cannot lay out the jumps (x86).
-        if !(other.is_expired(incoming.protocol, incoming.now_ns) || other.is_closed()) {
+        let is_kept = key.direction == Direction::Original as u8 && other.state & flow_state::PASS != 0;
+        let is_over = other.is_closed() && !is_kept;
+        if !(is_over || other.is_expired(incoming.protocol, incoming.now_ns)) {
             return false;
         }
         tables.remove_flow(&other_key);

@@ -152,6 +152,28 @@ fn closed_connection_releases_its_client_port(node: &mut TestNode<'_>) {
     assert_eq!(node.flow_count(), 2);
 }
 
+/// Conntrack would give a new flow another source port, without the programs.
+fn closed_connection_of_conntrack_keeps_its_client_port(node: &mut TestNode<'_>) {
+    const OF_CONNTRACK: u32 = flow_state::PASS | flow_state::REPLIED | flow_state::ASSURED;
+    const CLOSED: u32 = flow_state::CLIENT_CLOSED | flow_state::ENDPOINT_CLOSED;
+    let fixture = Fixture::new(node, Protocol::Tcp);
+    fixture.establish(node);
+    let mut state = node.state();
+    state.flows.retain(|key, _| key.direction == Direction::Reply as u8);
+    for (key, flow) in &mut state.flows {
+        (flow.source, flow.destination) = (key.source, key.destination);
+        (flow.service, flow.state) = (0, OF_CONNTRACK | CLOSED);
+    }
+    node.set_state(&state);
+    let first = node.ingress(&fixture.first);
+    let source = addr(node.ip.client, source_port(&first));
+    assert_ne!(source, fixture.first.from);
+    first.becomes(&fixture.first.clone().from(source).to(fixture.endpoint));
+    node.set_state(&state);
+    node.wait(121);
+    node.ingress(&fixture.first).becomes(&fixture.first.clone().to(fixture.endpoint));
+}
+
 fn error_about_a_flow_with_a_changed_port_names_the_original_port(node: &mut TestNode<'_>) {
     let (fixture, other, source) = connect_through_two_vips(node, Protocol::Udp);
     let ip = node.ip;
@@ -184,6 +206,7 @@ super::scenarios! {
     flows_to_one_endpoint_through_two_vips_are_separate,
     expired_flow_releases_its_client_port,
     closed_connection_releases_its_client_port,
+    closed_connection_of_conntrack_keeps_its_client_port,
     error_about_a_flow_with_a_changed_port_names_the_original_port,
     hairpin_connection_is_masqueraded,
     pod_that_is_exempt_may_connect_directly_from_the_port_of_a_flow,

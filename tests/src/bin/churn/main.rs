@@ -110,7 +110,7 @@ fn run(arguments: &Arguments) -> Result<Vec<Check>> {
 fn build(arguments: &Arguments) -> Result<ChurnTest> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
     let mut world = World::build(&Host::ALL, &std::env::current_exe()?)?;
-    arguments.links.prepare(&world)?;
+    arguments.links.prepare(&mut world)?;
     // The socket programs see the connections of one pod, and not those of the other, which needs
     // the link programs.
     world.move_out_of_cgroup(Host::A2)?;

@@ -1,6 +1,6 @@
 //! The switches of the ebpf mode under load: the path of packets on links, the backstop, and the
-//! sockets of a pod, each made and undone, and a restart of the proxy while netfilter has the
-//! links.
+//! sockets of a pod, each made and undone, and restarts of the proxy: while netfilter has the
+//! links, and with another setting of what takes the direct path.
 
 use std::{net::SocketAddr, thread, time::Duration};
 
@@ -50,6 +50,15 @@ const DELETE_REDIRECTION: &str =
 
 /// The name of the switch after which the proxy is restarted once.
 const TO_NETFILTER: &str = "links to netfilter";
+
+/// Settings with which the proxy starts again, each with what shows it in the map `node`. The last
+/// one is the default.
+const DIRECT_SETTINGS: [(&str, &str); 2] =
+    [("whole", "\"direct_scope\":1"), ("learned", "\"direct_scope\":0")];
+
+/// The load begins more flows in the two minutes for which closed ones are kept than the maps have
+/// entries by default. A flow whose entry is evicted may end.
+const MAP_SIZES: &str = "shunt: {ebpf: {mapSizes: {flows: 1000000}}}";
 
 /// Shell conditions for node1.
 const PROGRAMS_ON_LINKS: &str =
@@ -129,13 +138,19 @@ fn run(name: &'static str, host: Host, line: &'static str, is_made: String) -> S
 impl ChurnTest {
     /// Makes all switches under load.
     pub(crate) fn switch(&mut self, rounds: usize, links: &LinkFlags) -> Result<Vec<Check>> {
+        self.proxy.configure(&self.mode, &serde_yaml_ng::from_str(MAP_SIZES)?)?;
+        self.proxy.kill()?;
+        self.proxy.start(&mut self.world)?;
         self.manifests.place("switched.yaml", SERVICES)?;
         self.manifests.place("switched-endpoints.yaml", &endpoints())?;
         self.wait_until_served()?;
         let took = Stopwatch::start();
         self.clients.iter_mut().try_for_each(start_load)?;
         let switches = switches(links);
-        let made = self.make_switches(rounds, &switches, took);
+        let mut made = self.make_switches(rounds, &switches, took);
+        if made.is_ok() && links.given().next().is_none() {
+            made = self.change_direct_setting(took);
+        }
         let reports: Result<Vec<_>> = self.clients.iter_mut().map(stop_load).collect();
         made?;
         Ok(reports?.into_iter().map(|(name, report)| check(&name, &report, rounds, switches.len())).collect())
@@ -170,6 +185,23 @@ impl ChurnTest {
                 }
                 thread::sleep(PAUSE);
             }
+        }
+        Ok(())
+    }
+}
+
+impl ChurnTest {
+    /// Restarts the proxy so that whole flows take the direct path, and once more with the default:
+    /// known flows are learned ones, become whole, and are learned again.
+    fn change_direct_setting(&mut self, since: Stopwatch) -> Result<()> {
+        let Self { proxy, world, .. } = self;
+        for (setting, shown) in DIRECT_SETTINGS {
+            proxy.set_flag("--links-direct", setting);
+            restart(proxy, world, since)?;
+            println!("        --links-direct {setting}");
+            let node = world.run(Host::Node1, "bpftool -j map dump pinned $PINS/node")?;
+            ensure!(node.contains(shown), "--links-direct {setting}: {node}");
+            thread::sleep(PAUSE);
         }
         Ok(())
     }

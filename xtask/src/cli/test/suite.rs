@@ -80,11 +80,6 @@ const MASQUERADED: [&str; 20] = [
     "switch-nftables-to-ebpf",
 ];
 
-/// The cases of [`MASQUERADED`] that do not run if the link path is set: two have rules that
-/// whole flows pass by, and one changes the path.
-const NOT_WITH_SET_PATH: [&str; 3] =
-    ["forward-policy-drop-legacy", "forward-policy-drop-nft", "links-path-changes"];
-
 /// Arguments of `churn` for the switches on a node where netfilter masquerades.
 const NETFILTER_MASQUERADES: [&str; 5] =
     ["--links-masquerade", "netfilter", "--only-switches", "--switches", "1"];
@@ -335,12 +330,7 @@ fn cases(ours: Vec<String>) -> Vec<Step> {
     };
     let with_path = |path: &str| Conformance {
         links_path: Some(path.into()),
-        only: MASQUERADED
-            .iter()
-            .filter(|case| !NOT_WITH_SET_PATH.contains(case))
-            .copied()
-            .map(Into::into)
-            .collect(),
+        only: MASQUERADED.map(Into::into).into(),
         ..in_mode_ebpf()
     };
     let masquerading = Some("programs".to_owned());
@@ -452,9 +442,7 @@ mod tests {
             let modes = case.strip_prefix("switch-").and_then(|modes| modes.split_once("-to-"));
             modes.is_some_and(|(from, to)| from != to && is_mode(from) && is_mode(to))
         };
-        for case in
-            SLOW.iter().chain(&NOT_IN_GUESTS).chain(&MASQUERADED).chain(&NOT_WITH_SET_PATH).chain(&QUICK)
-        {
+        for case in SLOW.iter().chain(&NOT_IN_GUESTS).chain(&MASQUERADED).chain(&QUICK) {
             assert!(is_case(case) || is_switch(case), "there is no {case}.yaml");
         }
     }

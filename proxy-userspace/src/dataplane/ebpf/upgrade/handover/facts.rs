@@ -98,7 +98,7 @@ pub(super) fn state_of_conntrack(is_assured: bool, stream_timeout: Option<Durati
 }
 
 /// Returns the state of an entry that keeps the source port of a connection that conntrack
-/// translates. One that is over gives way to others as a closed flow of the programs does.
+/// translates. One that is over does so for as long as conntrack has it.
 pub(super) const fn state_of_reserved(is_over: bool) -> u32 {
     const OVER: u32 = flow_state::CLIENT_CLOSED | flow_state::ENDPOINT_CLOSED;
     if is_over { OVER } else { 0 }
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_source_of_a_connection_that_is_over_gives_way_early() {
+    fn reserved_source_of_a_connection_that_is_over_expires_with_it() {
         let flow = |is_over| Flow { state: flow_state::PASS | state_of_reserved(is_over), ..Flow::NONE };
         assert!(flow(true).is_finished() && !flow(false).is_finished());
         assert_eq!(flow(true).lifetime(Protocol::Tcp).as_secs(), 120, "as long as conntrack in TIME_WAIT");

@@ -294,9 +294,15 @@ impl Flows {
         sized::insert(&self.prefilter, PrefilterItem::of_service(&addr, port));
     }
 
+    /// Writes an entry. One that the programs wrote to the map of flows that are not assured goes,
+    /// because it would count again once the map of assured flows has evicted this one.
     fn write(&mut self, key: FlowKey, flow: Flow) {
         let flows = if flow.is_assured() { &mut self.assured } else { &mut self.unassured };
-        if let Err(error) = flows.insert(key, flow, 0) {
+        let mut written = flows.insert(key, flow, 0).map_err(maps::failed("write", "flows"));
+        if written.is_ok() && flow.is_assured() {
+            written = maps::removed("unassured_flows", self.unassured.remove(&key));
+        }
+        if let Err(error) = written {
             tracing::debug!(%error, "cannot write a flow that is handed over: the connection may break");
         }
     }
