@@ -19,10 +19,10 @@ use crate::{
     world::{Host, World},
 };
 
-/// The rounds of a way. A turn is long, so that a second without a connection counts in it.
-const ROUNDS: usize = 6;
-/// How many times the usual round a turn lasts: two seconds.
+/// A turn lasts as long as so many usual rounds, two seconds, so that a second without a connection
+/// counts in it. There are as many fewer turns.
 const USUAL_ROUNDS_IN_A_TURN: u64 = 40;
+const USUAL_PAIRS_IN_A_PAIR: usize = 10;
 
 /// The result for one way.
 #[derive(Clone, Debug, Serialize)]
@@ -46,7 +46,8 @@ pub(super) fn measure(
     way: Way,
     effort: Effort,
 ) -> Result<Vec<TimeWaitResult>> {
-    let effort = Effort { pairs: ROUNDS, round_ms: effort.round_ms * USUAL_ROUNDS_IN_A_TURN, ..effort };
+    let rounds = effort.pairs.div_ceil(USUAL_PAIRS_IN_A_PAIR);
+    let effort = Effort { pairs: rounds, round_ms: effort.round_ms * USUAL_ROUNDS_IN_A_TURN, ..effort };
     outside::set_up(world)?;
     outside::turn_on(world, way, proxy)?;
     let mut results = Vec::new();
@@ -56,7 +57,7 @@ pub(super) fn measure(
         results.push(TimeWaitResult {
             way,
             length,
-            seconds: (Duration::from_millis(effort.round_ms) * u32::try_from(ROUNDS)?).as_secs_f64(),
+            seconds: (Duration::from_millis(effort.round_ms) * u32::try_from(rounds)?).as_secs_f64(),
             ratio,
             repeated_syns: repeated_syns(world)? - before,
             in_time_wait: in_time_wait(world, length)?,

@@ -170,7 +170,8 @@ struct Conformance {
     /// The flag --links-direct of the proxy, in mode ebpf: learned or whole [default: learned].
     #[arg(long)]
     links_direct: Option<String>,
-    /// The flag --links-xdp of the proxy, in mode ebpf: off or generic [default: off].
+    /// The flag --links-xdp of the proxy, in mode ebpf: off, generic or native
+    /// [default: off].
     #[arg(long)]
     links_xdp: Option<String>,
     /// The flag --sockets-scope of the proxy, in mode ebpf: auto, all or node [default: auto].
