@@ -4,12 +4,12 @@ use std::{boxed::Box, net::SocketAddr, vec, vec::Vec};
 
 use proptest::{collection::vec as vec_of, prelude::*, sample::select};
 
-use super::{Addresses, ChecksumState, ConfigMaps, Extension, Hook, InputFrame, Payload, TestPacket};
+use super::{Addresses, ChecksumState, ConfigMaps, Extension, Hook, InputFrame, LO, Payload, TestPacket};
 use crate::{
     Protocol,
     layout::{
         Endpoint, EndpointKey, EndpointValue, List, LocalDetection, MaglevKey, MaglevPage, MemberKey,
-        ServiceKey, ServiceValue, flags,
+        ServiceKey, ServiceValue, XdpLinkValue, flags,
     },
     maglev::TableSize,
     packet::TcpFlags,
@@ -41,9 +41,9 @@ fn step(ip: Addresses) -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Generates a hook.
+/// Generates a hook. XDP passes all frames here, because no flow is on the direct path.
 pub fn hook() -> impl Strategy<Value = Hook> {
-    select(&[Hook::Ingress, Hook::Egress][..])
+    select(&[Hook::Ingress, Hook::Ingress, Hook::Egress, Hook::Egress, Hook::Xdp][..])
 }
 
 /// Generates a frame: a packet, a damaged packet, or random bytes.
@@ -209,6 +209,9 @@ pub fn config(ip: Addresses) -> impl Strategy<Value = ConfigMaps> {
                     put(&mut config, number, protocol, vip, &service);
                 }
             }
+            config
+                .xdp_links
+                .insert(LO, XdpLinkValue { address: [0; 6], takes_frames: 0, redirects_to_itself: 0 });
             config.source_ranges.insert((1, ip.client.into(), 128));
             config.source_ranges.insert((6, ip.pods.0.into(), ip.pods.1));
             config
