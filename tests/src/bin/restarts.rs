@@ -2,12 +2,13 @@
 //! connection may fail. With several modes, the proxy starts in another mode each time and gets
 //! time to take over.
 
-use std::{path::PathBuf, process::ExitCode, thread, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, process::ExitCode, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use serde_yaml_ng::Mapping;
 use shunt_tests::{
+    deadline::Deadline,
     process,
     runner::{LinkFlags, Manifests, Proxy},
     small_cluster::{DNS_PORT, HOSTS, NODE, OUTSIDE, SERVICES, Slices},
@@ -21,6 +22,12 @@ const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The settings of `--ebpf-log`, in turn: the first program that is loaded with another setting
 /// replaces that of the process before. Otherwise programs are used again.
 const EBPF_LOGS: [&str; 4] = ["off", "off", "error", "error"];
+
+/// In one of so many rounds, the process lives until it has replaced the XDP program: [`EBPF_LOGS`]
+/// has another setting than for the last such round.
+const XDP_TURN: u32 = 6;
+/// The longest time that this takes.
+const XDP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Kills and restarts the proxy while pods and the node connect. Needs root.
 #[derive(Debug, Parser)]
@@ -131,6 +138,10 @@ fn kill_repeatedly(
 ) -> Result<()> {
     let Arguments { mode: modes, kills, .. } = arguments;
     let endpoint_sets = arguments.endpoint_sets();
+    let mut xdp_programs = BTreeSet::new();
+    if arguments.links.has_xdp() {
+        xdp_programs.insert(xdp_program(world)?);
+    }
     for (round, mode) in (0..*kills).zip(modes.iter().cycle().skip(1)) {
         proxy.kill()?;
         set_endpoints(manifests, endpoint_sets[round as usize % endpoint_sets.len()])?;
@@ -142,9 +153,30 @@ fn kill_repeatedly(
         proxy.set_flag("--ebpf-log", EBPF_LOGS[round as usize % EBPF_LOGS.len()]);
         proxy.spawn(world)?;
         thread::sleep(pause);
+        if arguments.links.has_xdp() && round > XDP_TURN && round % XDP_TURN == 1 {
+            wait_for_another_xdp_program(world, &mut xdp_programs)?;
+        }
+    }
+    if arguments.links.has_xdp() {
+        println!("{} XDP programs, each in place of the one before", xdp_programs.len());
     }
     proxy.kill()?;
     set_endpoints(manifests, &[Host::A3])
+}
+
+/// Waits until an XDP program is on the link that was not there before. The link always has one.
+fn wait_for_another_xdp_program(world: &World, before: &mut BTreeSet<String>) -> Result<()> {
+    let replaced = Deadline::after(XDP_TIMEOUT).try_poll(|| {
+        let program = xdp_program(world)?;
+        Ok::<_, anyhow::Error>(before.insert(program).then_some(()))
+    })?;
+    replaced.with_context(|| format!("the XDP program is not replaced within {XDP_TIMEOUT:?}: {before:?}"))
+}
+
+/// Returns the identifier of the XDP program on the link that leads out of the node. Fails if there
+/// is none.
+fn xdp_program(world: &World) -> Result<String> {
+    world.run(Host::Node1, "ip link show eth0 | grep -oP 'prog/xdp id \\K[0-9]+'")
 }
 
 fn set_endpoints(manifests: &Manifests, pods: &[Host]) -> Result<()> {
