@@ -23,16 +23,16 @@ const NOT_IN_MODE: &[(&str, &str)] = &[
     ("ipvs", "bridged-pods"),
     ("ipvs", "flows-of-its-own"),
     // With --links-path.
-    ("ebpf netfilter", "bridged-pods"),
-    ("ebpf netfilter", "flows-of-its-own"),
-    ("ebpf netfilter", "a-link-path-of-its-own"),
-    ("ebpf programs", "a-link-path-of-its-own"),
-    ("ebpf direct", "a-link-path-of-its-own"),
-    ("ebpf programs", "rules-that-need-netfilter"),
-    ("ebpf direct", "rules-that-need-netfilter"),
+    ("ebpf --links-path netfilter", "bridged-pods"),
+    ("ebpf --links-path netfilter", "flows-of-its-own"),
+    ("ebpf --links-path netfilter", "a-link-path-of-its-own"),
+    ("ebpf --links-path programs", "a-link-path-of-its-own"),
+    ("ebpf --links-path direct", "a-link-path-of-its-own"),
+    ("ebpf --links-path programs", "rules-that-need-netfilter"),
+    ("ebpf --links-path direct", "rules-that-need-netfilter"),
     // With --links-direct whole, packets pass these rules by.
-    ("ebpf whole", "forward-of-legacy"),
-    ("ebpf whole", "forward-of-nft"),
+    ("ebpf --links-direct whole", "forward-of-legacy"),
+    ("ebpf --links-direct whole", "forward-of-nft"),
     // The rules are in only one of the two variants.
     ("iptables nft", "forward-of-legacy"),
     ("iptables legacy", "forward-of-nft"),
@@ -158,13 +158,12 @@ impl Selection {
 
     fn tag_not_in_mode(&self, case: &Case) -> Option<String> {
         let with_iptables = format!("{} {}", self.mode, self.iptables.name());
-        let with_links: Vec<(&str, String)> =
-            self.links.given().map(|(flag, value)| (flag, format!("{} {value}", self.mode))).collect();
+        let given = self.links.given();
+        let with_links: Vec<String> = given.map(|(flag, value)| format!("{flag} {value}")).collect();
         case.requires.iter().find_map(|tag| {
             let lacks = |name: &str| NOT_IN_MODE.contains(&(name, tag.as_str()));
-            if let Some((flag, name)) = with_links.iter().find(|(_, name)| lacks(name)) {
-                let value = name.trim_start_matches(&self.mode);
-                return Some(format!("not with {flag}{value}: requires {tag}"));
+            if let Some(flag) = with_links.iter().find(|flag| lacks(&format!("{} {flag}", self.mode))) {
+                return Some(format!("not with {flag}: requires {tag}"));
             }
             (lacks(&self.mode) || lacks(&with_iptables))
                 .then(|| format!("mode {} does not support {tag}, as upstream", self.mode))
@@ -220,6 +219,8 @@ mod tests {
         assert_eq!(reason(Some("netfilter")), None);
         let why = "not with --links-path direct: requires rules-that-need-netfilter";
         assert_eq!(reason(Some("direct")).as_deref(), Some(why));
+        let links = LinkFlags { links_masquerade: Some("programs".into()), ..LinkFlags::default() };
+        assert_eq!(Selection::new("ebpf").with_links(links).skip_reason(&case), None);
     }
 
     #[test]

@@ -126,9 +126,10 @@ fn remove_ended<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
     let Some(other) = tables.flow(&reply_key) else { return true };
     let other_key = other.opposite_key(&reply_key);
     if other_key != *key {
-        let is_kept = key.direction == Direction::Original as u8 && other.state & flow_state::PASS != 0;
+        let is_kept = reply_key.direction == Direction::Reply as u8 && other.state & flow_state::PASS != 0;
         let is_over = other.is_closed() && !is_kept;
-        if !(is_over || other.is_expired(incoming.protocol, incoming.now_ns)) {
+        // With `is_expired` last, the JIT compiler of kernel 5.10 cannot lay out the jumps (x86).
+        if !(other.is_expired(incoming.protocol, incoming.now_ns) || is_over) {
             return false;
         }
         tables.remove_flow(&other_key);

@@ -191,8 +191,8 @@ impl ChurnTest {
 }
 
 impl ChurnTest {
-    /// Restarts the proxy so that whole flows take the direct path, and once more with the default:
-    /// known flows are learned ones, become whole, and are learned again.
+    /// Restarts the proxy so that whole flows take the direct path, and once more with the default.
+    /// New flows are whole in between. Flows of before go on each time.
     fn change_direct_setting(&mut self, since: Stopwatch) -> Result<()> {
         let Self { proxy, world, .. } = self;
         for (setting, shown) in DIRECT_SETTINGS {
