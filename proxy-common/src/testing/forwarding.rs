@@ -4,7 +4,7 @@
 use super::{ConfigMaps, FrameResult, FrameRunner, Hook, InputFrame, LO, MemoryMaps, StateMaps};
 use crate::{
     Addr,
-    layout::{DirectScope, Masquerading, NodeValue, direct_flags},
+    layout::{DirectScope, Masquerading, NodeValue},
     link::Outcome,
     packet::Route,
 };
@@ -37,31 +37,23 @@ impl ForwardingMaps {
         Self { maps: MemoryMaps { random_of, ..MemoryMaps::default() }, scope, direct: 0 }
     }
 
-    /// Lets a frame come in on a link. It leaves on the other one.
-    fn come_in(&mut self, input: &InputFrame, link: u32) -> Option<FrameResult> {
-        let out = if link == POD { OUTSIDE } else { POD };
+    /// Lets a frame come in on the first link. It leaves on the second one.
+    fn come_in(&mut self, input: &InputFrame, [link, out]: [u32; 2]) -> Option<FrameResult> {
         let route = Some(Route { link: out, next_hop: Addr::from_v4([192, 0, 2, 1]), ..Route::NONE });
         self.maps.run(Hook::Ingress, &InputFrame { link, route, ..input.clone() })
     }
 
-    /// Lets a frame leave that came in on the other link. On the direct path it passes the programs
-    /// where it leaves, too.
-    fn leave(&mut self, came_in: &FrameResult, link: u32) -> Option<FrameResult> {
-        let ingress_link = if link == POD { OUTSIDE } else { POD };
+    /// Lets a frame that came in on the first link leave on the second one. On the direct path it
+    /// passes the programs where it leaves, too.
+    fn leave(&mut self, came_in: &FrameResult, [ingress_link, link]: [u32; 2]) -> Option<FrameResult> {
         let FrameResult { bytes, mark, note, input, .. } = came_in.clone();
         self.maps.run(Hook::Egress, &InputFrame { bytes, mark, link, note, ingress_link, ..input })
     }
 
-    /// Approves what was learned, as userspace does, and lets time pass.
+    /// Approves what was learned, and lets time pass.
     fn approve(&mut self) {
         let now = self.maps.now_ns.get();
-        let mut state = self.maps.state.borrow_mut();
-        for key in self.maps.direct_requests.borrow_mut().drain(..) {
-            if let Some(flow) = state.direct_flows.get_mut(&key) {
-                flow.path.flags |= direct_flags::APPROVED;
-                flow.path.until_ns = now + LEASE_NS;
-            }
-        }
+        self.maps.approve_direct_flows(now + LEASE_NS);
         self.maps.now_ns.set(now + MILLISECOND);
     }
 }
@@ -86,15 +78,15 @@ impl FrameRunner for ForwardingMaps {
     }
 
     fn run(&mut self, hook: Hook, input: &InputFrame) -> Option<FrameResult> {
-        let (link, out) = if hook == Hook::Egress { (POD, OUTSIDE) } else { (OUTSIDE, POD) };
-        let mut result = self.come_in(&with_hardware_of(hook, input), link)?;
+        let links = if hook == Hook::Egress { [POD, OUTSIDE] } else { [OUTSIDE, POD] };
+        let mut result = self.come_in(&with_hardware_of(hook, input), links)?;
         let is_refused = result.mark & NodeValue::REJECT_MARK != 0;
         match result.outcome {
             Outcome::Redirect => self.direct += 1,
             Outcome::Proceed if !is_refused => pass_router(&mut result.bytes, -1),
             _ => return Some(FrameResult { input: input.clone(), ..result }),
         }
-        let left = self.leave(&result, out)?;
+        let left = self.leave(&result, links)?;
         if hook == Hook::Egress {
             result = left;
         }

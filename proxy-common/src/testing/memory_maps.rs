@@ -67,6 +67,22 @@ impl Default for MemoryMaps {
     }
 }
 
+impl MemoryMaps {
+    /// Approves what the programs asked userspace. The direct flows count until this time. Returns
+    /// false if one of them is gone.
+    #[cfg(test)]
+    pub(crate) fn approve_direct_flows(&self, until_ns: u64) -> bool {
+        let mut state = self.state.borrow_mut();
+        let mut approve = |key: DirectKey| {
+            let flow = state.direct_flows.get_mut(&key)?;
+            flow.path.flags |= crate::layout::direct_flags::APPROVED;
+            flow.path.until_ns = until_ns;
+            Some(())
+        };
+        self.direct_requests.borrow_mut().drain(..).filter(|key| approve(*key).is_none()).count() == 0
+    }
+}
+
 impl FrameRunner for MemoryMaps {
     fn configure(&mut self, config: &ConfigMaps) {
         self.config = config.clone();

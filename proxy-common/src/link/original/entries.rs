@@ -115,10 +115,10 @@ fn add_reply<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
 /// Removes the entry for packets of the endpoint, with the other entry of its flow. Returns false
 /// if it is of another flow that has not ended. A function call of its own saves stack.
 ///
-/// A closed connection that conntrack translated keeps the client's port until it expires. Conntrack
-/// knows it for as long (`TIME_WAIT`), and would give a new flow another port, but only while its
-/// packets go through the stack: a whole flow would break when that begins. Conntrack does not see
-/// the ports with which the programs masquerade.
+/// A closed connection that conntrack translated keeps the client's port until it expires.
+/// Conntrack knows it for as long (`TIME_WAIT`), and would give a new flow another port, but only
+/// while its packets go through the stack: a whole flow would break when that begins. Conntrack
+/// does not see the ports with which the programs masquerade.
 #[inline(never)]
 fn remove_ended<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
     let ClientPacket { key, flow, .. } = incoming;

@@ -12,7 +12,7 @@ use crate::{
     Addr,
     Protocol::{self, Tcp, Udp},
     checksum::Difference,
-    layout::{DirectWatch, Direction, Masquerading, direct_flags, flags},
+    layout::{DirectWatch, Direction, Masquerading, flags},
     packet::{Route, TcpFlags},
     testing::{Addresses, FrameRunner as _, Hook, InputFrame, MemoryMaps, TestNode, TestPacket},
 };
@@ -106,12 +106,7 @@ impl Node {
 
     /// Approves what the programs asked, as userspace does.
     fn approve(&self) {
-        let mut state = self.maps.state.borrow_mut();
-        for key in self.maps.direct_requests.borrow_mut().drain(..) {
-            let flow = state.direct_flows.get_mut(&key).expect("it is pending");
-            flow.path.flags |= direct_flags::APPROVED;
-            flow.path.until_ns = 1;
-        }
+        assert!(self.maps.approve_direct_flows(1), "they are pending");
     }
 
     fn packet(&self, flags: TcpFlags, from: SocketAddr, to: SocketAddr) -> TestPacket {
