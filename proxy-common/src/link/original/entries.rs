@@ -118,7 +118,8 @@ fn add_reply<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
 /// A closed connection that conntrack translated keeps the client's port until it expires.
 /// Conntrack knows it for as long (`TIME_WAIT`), and would give a new flow another port, but only
 /// while its packets go through the stack: a whole flow would break when that begins. Conntrack
-/// does not see the ports with which the programs masquerade.
+/// does not see the ports with which the programs masquerade. A segment that opens no connection
+/// is of that connection.
 #[inline(never)]
 fn remove_ended<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
     let ClientPacket { key, flow, .. } = incoming;
@@ -126,7 +127,9 @@ fn remove_ended<T: Tables>(tables: &T, incoming: &ClientPacket) -> bool {
     let Some(other) = tables.flow(&reply_key) else { return true };
     let other_key = other.opposite_key(&reply_key);
     if other_key != *key {
-        let is_kept = reply_key.direction == Direction::Reply as u8 && other.state & flow_state::PASS != 0;
+        let is_of_conntrack =
+            reply_key.direction == Direction::Reply as u8 && other.state & flow_state::PASS != 0;
+        let is_kept = is_of_conntrack && !incoming.is_midstream();
         let is_over = other.is_closed() && !is_kept;
         // With `is_expired` last, the JIT compiler of kernel 5.10 cannot lay out the jumps (x86).
         if !(other.is_expired(incoming.protocol, incoming.now_ns) || is_over) {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, vec::Vec};
 
-use super::{Fixture, PROTOCOLS, addr, first};
+use super::{Fixture, PROTOCOLS, addr, first, ports};
 use crate::{
     Addr, Protocol,
     layout::{Counter, Direction, Endpoint, List, LocalDetection, MaglevKey, MaglevPage},
@@ -152,6 +152,14 @@ fn connection_goes_on_after_its_flow_is_lost(node: &mut TestNode<'_>) {
     assert_eq!(node.counter(Counter::UnknownConnection), 0);
 }
 
+/// The last acknowledgement of a client, for instance, while its connection is in `LAST_ACK`.
+fn closed_connection_of_conntrack_goes_on_with_its_client_port(node: &mut TestNode<'_>) {
+    let fixture = add_service(node, Protocol::Tcp, |_| 7);
+    let endpoint = established(node, &fixture);
+    ports::hand_over_closed(node);
+    node.ingress(&fixture.next()).becomes(&fixture.next().to(endpoint));
+}
+
 fn endpoint_that_does_not_know_an_adopted_connection_resets_it(node: &mut TestNode<'_>) {
     let fixture = add_service(node, Protocol::Tcp, |_| 7);
     let endpoint = addr(node.ip.pod, 1007);
@@ -200,6 +208,7 @@ super::scenarios! {
     with_affinity_all_ports_of_a_client_have_one_place,
     local_clients_do_not_use_the_table,
     connection_goes_on_after_its_flow_is_lost,
+    closed_connection_of_conntrack_goes_on_with_its_client_port,
     endpoint_that_does_not_know_an_adopted_connection_resets_it,
     reset_of_an_unknown_connection_begins_no_flow,
     unknown_connection_of_a_local_client_is_refused,

@@ -153,11 +153,10 @@ fn closed_connection_releases_its_client_port(node: &mut TestNode<'_>) {
 }
 
 /// Conntrack would give a new flow another source port, without the programs.
-fn closed_connection_of_conntrack_keeps_its_client_port(node: &mut TestNode<'_>) {
+/// Makes all connections closed ones of conntrack, as userspace writes them at a takeover.
+pub(super) fn hand_over_closed(node: &mut TestNode<'_>) {
     const OF_CONNTRACK: u32 = flow_state::PASS | flow_state::REPLIED | flow_state::ASSURED;
     const CLOSED: u32 = flow_state::CLIENT_CLOSED | flow_state::ENDPOINT_CLOSED;
-    let fixture = Fixture::new(node, Protocol::Tcp);
-    fixture.establish(node);
     let mut state = node.state();
     state.flows.retain(|key, _| key.direction == Direction::Reply as u8);
     for (key, flow) in &mut state.flows {
@@ -165,6 +164,13 @@ fn closed_connection_of_conntrack_keeps_its_client_port(node: &mut TestNode<'_>)
         (flow.service, flow.state) = (0, OF_CONNTRACK | CLOSED);
     }
     node.set_state(&state);
+}
+
+fn closed_connection_of_conntrack_keeps_its_client_port(node: &mut TestNode<'_>) {
+    let fixture = Fixture::new(node, Protocol::Tcp);
+    fixture.establish(node);
+    hand_over_closed(node);
+    let state = node.state();
     let first = node.ingress(&fixture.first);
     let source = addr(node.ip.client, source_port(&first));
     assert_ne!(source, fixture.first.from);
