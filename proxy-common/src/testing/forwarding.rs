@@ -21,6 +21,7 @@ const HARDWARE: usize = 12;
 /// Runs each packet where it comes in, and where it leaves. A packet of a client has the result of
 /// the first, a packet of an endpoint that of the last. Results do not show the path, so that the
 /// same test works with each: a redirected packet has its first hop limit and Ethernet addresses.
+/// Masqueraded packets do not leave, because the node has no address for them.
 #[derive(Debug)]
 pub(super) struct ForwardingMaps {
     maps: MemoryMaps,
@@ -86,9 +87,11 @@ impl FrameRunner for ForwardingMaps {
             Outcome::Proceed if !is_refused => pass_router(&mut result.bytes, -1),
             _ => return Some(FrameResult { input: input.clone(), ..result }),
         }
-        let left = self.leave(&result, links)?;
         if hook == Hook::Egress {
-            result = left;
+            result = self.leave(&result, links)?;
+        } else if result.mark & self.maps.config.node.masquerade_mark == 0 {
+            let left = self.leave(&result, links)?;
+            assert_eq!((left.outcome, &left.bytes), (Outcome::Proceed, &result.bytes), "where it leaves");
         }
         self.approve();
         pass_router(&mut result.bytes, 1);

@@ -47,10 +47,10 @@ fn run(scope: DirectScope) -> usize {
 
 #[test]
 fn scenarios_of_flows_hold_where_learned_flows_take_the_direct_path() {
-    assert!(run(DirectScope::Learned) > 0, "packets took the direct path");
+    assert!(run(DirectScope::Learned) >= 20, "packets took the direct path");
 }
 
 #[test]
 fn scenarios_of_flows_hold_where_whole_flows_take_the_direct_path() {
-    assert!(run(DirectScope::Whole) > 1_000, "nearly all packets took the direct path");
+    assert!(run(DirectScope::Whole) > 2_000, "nearly all packets took the direct path");
 }

@@ -294,8 +294,9 @@ impl Flows {
         sized::insert(&self.prefilter, PrefilterItem::of_service(&addr, port));
     }
 
-    /// Writes an entry. One that the programs wrote to the map of flows that are not assured goes,
-    /// because it would count again once the map of assured flows has evicted this one.
+    /// Writes an entry, and removes one that the programs wrote to the map of flows that are not
+    /// assured: it would count again once the map of assured flows has evicted this one. A program
+    /// that found no entry just before may still write one.
     fn write(&mut self, key: FlowKey, flow: Flow) {
         let flows = if flow.is_assured() { &mut self.assured } else { &mut self.unassured };
         let mut written = flows.insert(key, flow, 0).map_err(maps::failed("write", "flows"));
