@@ -23,6 +23,8 @@ const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(2);
 /// replaces that of the process before. Otherwise programs are used again.
 const EBPF_LOGS: [&str; 4] = ["off", "off", "error", "error"];
 
+const EBPF: &str = "ebpf";
+
 /// In one of so many rounds, the process lives until it has replaced the XDP program: [`EBPF_LOGS`]
 /// has another setting than for the last such round.
 const XDP_TURN: u32 = 6;
@@ -33,7 +35,7 @@ const XDP_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The modes of the proxy, in turn.
-    #[arg(long, value_name = "MODE,...", value_delimiter = ',', default_value = "ebpf")]
+    #[arg(long, value_name = "MODE,...", value_delimiter = ',', default_value = EBPF)]
     mode: Vec<String>,
     /// The binary of the proxy.
     #[arg(long, value_name = "PATH")]
@@ -58,6 +60,11 @@ fn report(results: &[ClientResult]) -> bool {
 
 fn run(arguments: &Arguments) -> Result<Vec<ClientResult>> {
     let shunt = arguments.shunt.canonicalize().context("--shunt")?;
+    let is_ebpf = arguments.mode == [EBPF];
+    ensure!(
+        is_ebpf || !arguments.links.has_xdp(),
+        "--links-xdp needs --mode ebpf alone: other modes have no XDP"
+    );
     let hosts = if arguments.links.has_xdp() { &Host::ALL[..] } else { &HOSTS };
     let mut world = World::build(hosts, &std::env::current_exe()?)?;
     arguments.links.prepare(&mut world)?;
@@ -92,7 +99,7 @@ fn kill_under_load(
     arguments: &Arguments,
 ) -> Result<Vec<ClientResult>> {
     let mut clients = Clients::from_world(world)?;
-    let is_ebpf = arguments.mode == ["ebpf"];
+    let is_ebpf = arguments.mode == [EBPF];
     if is_ebpf {
         clients = clients.with_udp_from_outside(world)?;
     }

@@ -21,8 +21,9 @@ pub use self::flow::{Action, Expectation, ExpectedAnswers, ExpectedPage, Flow, P
 use crate::world::{CgroupSubtree, Host};
 
 /// The tags that `requires` may contain.
-pub const TAGS: [&str; 15] = [
+pub const TAGS: [&str; 16] = [
     "a-link-path-of-its-own",
+    "an-xdp-mode-of-its-own",
     "bonds",
     "bridged-pods",
     "flows-of-its-own",

@@ -81,11 +81,6 @@ pub fn describe(observed: &Observation) -> String {
     }
 }
 
-/// Returns an error if more than `max` segments were retransmitted.
-pub(super) fn check_retransmits(segments: u64, max: u64) -> Result<(), String> {
-    if segments <= max { Ok(()) } else { Err(format!("{segments} segments were retransmitted")) }
-}
-
 /// Returns true if an attempt failed with an error that came at once, not with silence.
 pub(super) fn is_prompt_error(one: &Attempt) -> bool {
     matches!(one, Attempt::Failed(Failure { kind, .. }) if [FailureKind::Refused, FailureKind::Reset, FailureKind::Unreachable].contains(kind))

@@ -1,6 +1,7 @@
 //! Runs a flow on the hosts of the world and checks the result.
 
 mod check;
+mod retransmits;
 #[cfg(test)]
 mod tests;
 
@@ -10,13 +11,14 @@ use anyhow::Result;
 use serde::Serialize;
 
 pub use self::check::{Observation, check, describe};
+use self::retransmits::Retransmits;
 use crate::{
     agent::{
         Agent,
         protocol::{ConnectRequest, GetRequest, Order, Protocol, SendRequest},
     },
     case::{self, Action, Expectation, Flow},
-    deadline::{Deadline, Stopwatch, scaled, slowdown},
+    deadline::{Deadline, Stopwatch, scaled},
     world::World,
 };
 
@@ -93,18 +95,11 @@ fn run_repeatedly(world: &mut World, flow: &Flow, count: usize) -> Result<Result
 }
 
 fn run_once(world: &mut World, flow: &Flow) -> Result<Result<(), FlowResult>> {
-    let max_retransmits = match &flow.expect {
-        Expectation::Reach(answers) => answers.retransmits,
-        _ => None,
-    };
-    let before = max_retransmits.map_or(Ok(0), |_| world.retransmits())?;
+    let retransmits = Retransmits::of(world, flow)?;
     let observed = execute(world, flow)?;
     let mut checked = check_action(flow, &observed);
-    if let Some(max) = max_retransmits {
-        let segments = world.retransmits()?.saturating_sub(before);
-        // On a slow machine, queues overflow and timers expire more often.
-        let max = max.saturating_mul(slowdown().into());
-        checked = checked.and_then(|()| check::check_retransmits(segments, max));
+    if let Some(retransmits) = retransmits {
+        checked = checked.and(retransmits.check(world)?);
     }
     Ok(checked.map_err(|why| FlowResult::Failed { why, seen: describe(&observed) }))
 }

@@ -49,7 +49,9 @@ impl LinkFlags {
     /// Prepares the world for an XDP program, if links have one.
     pub fn prepare(&self, world: &mut World) -> Result<()> {
         if self.links_xdp.as_deref() == Some("native") {
-            world.take_frames_of_drivers(&[Host::Node1, Host::Node2])?;
+            let mut nodes = world.hosts();
+            nodes.retain(|host| [Host::Node1, Host::Node2].contains(host));
+            world.take_frames_of_drivers(&nodes)?;
         }
         if self.has_xdp() { world.complete_checksums() } else { Ok(()) }
     }

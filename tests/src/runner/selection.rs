@@ -22,12 +22,11 @@ const NOT_IN_MODE: &[(&str, &str)] = &[
     ("iptables", "flows-of-its-own"),
     ("ipvs", "bridged-pods"),
     ("ipvs", "flows-of-its-own"),
-    // With --links-path.
+    // With a flag for links, or with one value of it.
+    ("ebpf --links-path", "a-link-path-of-its-own"),
+    ("ebpf --links-xdp", "an-xdp-mode-of-its-own"),
     ("ebpf --links-path netfilter", "bridged-pods"),
     ("ebpf --links-path netfilter", "flows-of-its-own"),
-    ("ebpf --links-path netfilter", "a-link-path-of-its-own"),
-    ("ebpf --links-path programs", "a-link-path-of-its-own"),
-    ("ebpf --links-path direct", "a-link-path-of-its-own"),
     ("ebpf --links-path programs", "rules-that-need-netfilter"),
     ("ebpf --links-path direct", "rules-that-need-netfilter"),
     // With --links-direct whole, packets pass these rules by.
@@ -159,10 +158,12 @@ impl Selection {
     fn tag_not_in_mode(&self, case: &Case) -> Option<String> {
         let with_iptables = format!("{} {}", self.mode, self.iptables.name());
         let given = self.links.given();
-        let with_links: Vec<String> = given.map(|(flag, value)| format!("{flag} {value}")).collect();
+        let with_links: Vec<_> =
+            given.map(|(flag, value)| [flag.into(), format!("{flag} {value}")]).collect();
         case.requires.iter().find_map(|tag| {
             let lacks = |name: &str| NOT_IN_MODE.contains(&(name, tag.as_str()));
-            if let Some(flag) = with_links.iter().find(|flag| lacks(&format!("{} {flag}", self.mode))) {
+            let lacks_with = |flag: &&String| lacks(&format!("{} {flag}", self.mode));
+            if let Some(flag) = with_links.iter().flatten().find(lacks_with) {
                 return Some(format!("not with {flag}: requires {tag}"));
             }
             (lacks(&self.mode) || lacks(&with_iptables))
@@ -221,6 +222,15 @@ mod tests {
         assert_eq!(reason(Some("direct")).as_deref(), Some(why));
         let links = LinkFlags { links_masquerade: Some("programs".into()), ..LinkFlags::default() };
         assert_eq!(Selection::new("ebpf").with_links(links).skip_reason(&case), None);
+    }
+
+    #[test]
+    fn a_case_with_its_own_xdp_mode_is_skipped_with_each_other() {
+        let case = "{name: x, about: y, requires: [an-xdp-mode-of-its-own], steps: [{}]}".parse().unwrap();
+        let links = LinkFlags { links_xdp: Some("generic".into()), ..LinkFlags::default() };
+        let why = "not with --links-xdp: requires an-xdp-mode-of-its-own";
+        assert_eq!(Selection::new("ebpf").with_links(links).skip_reason(&case).as_deref(), Some(why));
+        assert_eq!(Selection::new("ebpf").skip_reason(&case), None);
     }
 
     #[test]

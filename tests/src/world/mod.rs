@@ -5,8 +5,10 @@
 mod bpffs;
 mod cgroup;
 mod counters;
+mod links;
 mod netlink;
 mod netns;
+mod network;
 mod run;
 mod sysctl;
 mod topology;
@@ -15,19 +17,17 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     net::{IpAddr, SocketAddr, TcpListener},
-    os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::{PoisonError, RwLock},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
-use nix::net::if_::if_nametoindex;
 use proxy_userspace::{
     explain::{Explanation, NamedQuestion},
     inspect::Client,
-    kernel::bpf::live_frames::{Fate, SameForAll},
+    kernel::bpf::live_frames::SameForAll,
 };
 use tokio::runtime;
 
@@ -46,7 +46,6 @@ use crate::{
 
 /// The link of every host, to the bridge or to its node.
 const LINK: &str = "eth0";
-const BRIDGE: &str = "br0";
 /// Makes iptables wait for its lock, which all network namespaces and so all worlds share.
 const WAIT_FOR_XTABLES: &str = "for command in ip{,6}tables{,-nft,-legacy}{,-restore}; do \
     eval \"$command() { command $command \\\"\\$@\\\" -w; }\"; done";
@@ -62,7 +61,8 @@ pub struct World {
     // In the order of removal: the agents first, then everything with the run's name.
     agents: BTreeMap<Host, Agent>,
     namespaces: BTreeMap<Host, Netns>,
-    ports: Vec<SameForAll>,
+    ports: BTreeMap<Host, SameForAll>,
+    links_segment: bool,
     cgroup: PathBuf,
     program: PathBuf,
     run: Run,
@@ -79,9 +79,9 @@ impl World {
         let _build_lock = BUILD_LOCK.read().unwrap_or_else(PoisonError::into_inner);
         let run = Run::create()?;
         let cgroup = cgroup::create(run.name(), &run.private_cgroup2())?;
-        let namespaces = build_network(run.name(), hosts).context("build the test world's network")?;
-        let (agents, ports, program) = (BTreeMap::new(), Vec::new(), program.to_owned());
-        let mut world = Self { agents, namespaces, ports, cgroup, program, run };
+        let namespaces = network::build(run.name(), hosts).context("build the test world's network")?;
+        let (agents, ports, program) = (BTreeMap::new(), BTreeMap::new(), program.to_owned());
+        let mut world = Self { agents, namespaces, ports, links_segment: true, cgroup, program, run };
         for host in hosts {
             let agent =
                 Agent::start(*host, &world.inside(*host)?).with_context(|| format!("agent of {host}"))?;
@@ -182,42 +182,12 @@ impl World {
         output_of(finished, "bridge", line)
     }
 
-    /// Makes the links of all hosts leave no checksum to the next link, as real ones.
-    pub fn complete_checksums(&self) -> Result<()> {
-        let lines = |host: &Host| self.run(*host, &format!("ethtool -K {LINK} tx off")).map(drop);
-        self.agents.keys().try_for_each(lines)
-    }
-
-    /// Lets the ports of the bridge that lead to these hosts take frames that XDP programs of the
-    /// hosts send in the driver. A veth without a program drops them.
-    pub fn take_frames_of_drivers(&mut self, hosts: &[Host]) -> Result<()> {
-        for host in hosts.iter().filter(|host| self.agents.contains_key(host)) {
-            self.ports.push(self.attach_to_port(*host, Fate::Pass)?);
-        }
-        Ok(())
-    }
-
-    /// Attaches an XDP program to the port of the bridge that leads to a host, until the result is
-    /// dropped.
-    pub fn attach_to_port(&self, host: Host, fate: Fate) -> Result<SameForAll> {
-        Netns::open(&format!("{}-bridge", self.name()))?.run(|| {
-            let port = if_nametoindex(host.name()).with_context(|| format!("the port of {host}"))?;
-            SameForAll::attach(port, fate).with_context(|| format!("attach XDP to the port of {host}"))
-        })
-    }
-
     /// Moves the agent of a host of node1 out of the proxy's cgroup. Sockets that it opens later do
     /// not belong to the cgroup.
     pub fn move_out_of_cgroup(&mut self, host: Host) -> Result<()> {
         let procs = self.cgroup.join(CgroupSubtree::Others.name()).join("cgroup.procs");
         let agent = self.agent(host)?.process_id();
         fs::write(&procs, agent.to_string()).with_context(|| format!("move {host} to {}", procs.display()))
-    }
-
-    /// Returns the number of TCP segments that all hosts together have retransmitted so far.
-    pub fn retransmits(&self) -> Result<u64> {
-        let counts = self.namespaces.values().map(|namespace| namespace.run(counters::retransmits));
-        counts.sum()
     }
 
     /// Adds addresses to a host's link, unless the host has them already.
@@ -305,31 +275,6 @@ fn is_local(address: IpAddr) -> bool {
     std::net::UdpSocket::bind((address, 0)).is_ok()
 }
 
-fn build_network(run: &str, hosts: &[Host]) -> Result<BTreeMap<Host, Netns>> {
-    let mut namespaces = BTreeMap::new();
-    for host in hosts {
-        let namespace = Netns::create(&format!("{run}-{host}"))?;
-        namespace.run(|| {
-            sysctl::apply(host.node().is_none() && *host != Host::Client)?;
-            Netlink::open()?.up("lo")
-        })?;
-        namespaces.insert(*host, namespace);
-    }
-    join_with_bridge(run, &namespaces)?;
-    // Nodes before pods, and links before routes, because a gateway must be reachable when its
-    // route is added.
-    for (host, namespace) in namespaces.iter().filter(|(host, _)| host.node().is_none()) {
-        namespace.run(|| set_up_link(*host)).with_context(|| host.name())?;
-    }
-    for (pod, namespace) in &namespaces {
-        let Some(node) = pod.node() else { continue };
-        let Some(node_namespace) = namespaces.get(&node) else { bail!("{pod} needs {node} in the world") };
-        node_namespace.run(|| connect_pod(*pod, node, namespace)).with_context(|| pod.name())?;
-        namespace.run(|| set_up_pod(*pod, node)).with_context(|| pod.name())?;
-    }
-    Ok(namespaces)
-}
-
 /// Returns the output of a shell command line, which must have succeeded.
 fn output_of(finished: CommandOutput, place: &str, line: &str) -> Result<String> {
     ensure!(
@@ -339,55 +284,6 @@ fn output_of(finished: CommandOutput, place: &str, line: &str) -> Result<String>
         finished.stderr.trim()
     );
     Ok(finished.stdout)
-}
-
-/// Creates a bridge in its own namespace, and connects the nodes and the client to it.
-fn join_with_bridge(run: &str, namespaces: &BTreeMap<Host, Netns>) -> Result<()> {
-    let bridge = Netns::create(&format!("{run}-bridge"))?;
-    bridge.run(|| {
-        sysctl::apply(false)?;
-        let netlink = Netlink::open()?;
-        netlink.add_bridge(BRIDGE)?;
-        for (host, namespace) in namespaces.iter().filter(|(host, _)| host.node().is_none()) {
-            netlink.add_veth(host.name(), namespace.file().as_fd(), LINK)?;
-            netlink.join_bridge(host.name(), BRIDGE)?;
-            netlink.up(host.name())?;
-        }
-        Ok(())
-    })
-}
-
-/// Runs in a node or the client: sets up the link to the bridge.
-fn set_up_link(host: Host) -> Result<()> {
-    let netlink = Netlink::open()?;
-    netlink.up(LINK)?;
-    for address in host.addresses() {
-        netlink.add_address(LINK, address)?;
-    }
-    host.routes().into_iter().try_for_each(|route| netlink.add_route(route))
-}
-
-/// Runs in the node: creates the pod's link and sets up the node's end.
-fn connect_pod(pod: Host, node: Host, namespace: &Netns) -> Result<()> {
-    let netlink = Netlink::open()?;
-    let link = pod.node_link();
-    netlink.add_veth(&link, namespace.file().as_fd(), LINK)?;
-    netlink.up(&link)?;
-    for gateway in node.gateways() {
-        netlink.add_address(&link, gateway)?;
-    }
-    pod.addresses().into_iter().try_for_each(|address| netlink.add_link_route(address, &link))
-}
-
-/// Runs in the pod: sets up its end, with the default route through the node.
-fn set_up_pod(pod: Host, node: Host) -> Result<()> {
-    let netlink = Netlink::open()?;
-    netlink.up(LINK)?;
-    for address in pod.addresses() {
-        netlink.add_address(LINK, address)?;
-    }
-    node.gateways().into_iter().try_for_each(|gateway| netlink.add_link_route(gateway, LINK))?;
-    pod.routes().into_iter().try_for_each(|route| netlink.add_route(route))
 }
 
 #[cfg(test)]
