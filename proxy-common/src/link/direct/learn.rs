@@ -176,8 +176,8 @@ pub(super) fn reply_key(tables: &impl Tables, key: &FlowKey, flow: &Flow) -> Opt
     Some(DirectKey { source: flow.destination, destination, proto: key.proto, zero: [0; 3] })
 }
 
-/// Returns true if a flow may take the direct path: both sides have answered, neither closes, and
-/// nothing else translates it.
+/// Returns true if a flow may take the direct path: both sides have answered, neither closes,
+/// nothing else translates it, and its replies do not return through the tunnel.
 #[inline(always)]
 fn may_be_learned(protocol: Protocol, passage: &Passage) -> bool {
     const ESTABLISHED: u32 = flow_state::REPLIED | flow_state::ASSURED;
@@ -187,7 +187,8 @@ fn may_be_learned(protocol: Protocol, passage: &Passage) -> bool {
         | flow_state::SYN_UNANSWERED
         | flow_state::PASS
         | flow_state::HELD
-        | flow_state::LEFT;
+        | flow_state::LEFT
+        | flow_state::RETURN;
     matches!(protocol, Protocol::Tcp | Protocol::Udp) && passage.state & (ESTABLISHED | NOT) == ESTABLISHED
 }
 

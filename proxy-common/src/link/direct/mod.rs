@@ -124,7 +124,7 @@ fn epoch(tables: &impl Tables) -> u32 {
 /// So short connections do not pay for it.
 #[inline(always)]
 pub(super) fn sample<F: Frame, T: Tables>(frame: &F, tables: &T, flow: &Flow, tcp: TcpFlags, now_ns: u64) {
-    const NOT: u32 = flow_state::PASS | flow_state::DSR;
+    const NOT: u32 = flow_state::PASS | flow_state::DSR | flow_state::RETURN;
     let is_old = now_ns.wrapping_sub(flow.used_ns) >= LEARN_AFTER_NS;
     if F::IS_ETHERNET && is_old && flow.state & NOT == 0 {
         sample_old(frame, tables, tcp);

@@ -12,7 +12,7 @@ use crate::{
     Addr,
     Protocol::{self, Tcp, Udp},
     checksum::Difference,
-    layout::{DirectWatch, Direction, Masquerading, flags},
+    layout::{DirectWatch, Direction, Masquerading, flags, flow_state},
     packet::{Route, TcpFlags},
     testing::{Addresses, FrameRunner as _, Hook, InputFrame, MemoryMaps, TestNode, TestPacket},
 };
@@ -253,6 +253,17 @@ fn new_flow_is_not_learned() {
     node.pass(119_000 * MILLISECOND);
     node.maps.state.borrow_mut().flows.values_mut().for_each(|flow| flow.used_ns = node.maps.now_ns.get());
     assert_eq!([(); 3].map(|()| node.exchange(PLAIN)), [[Way::Stack; 2]; 3]);
+}
+
+/// Its client's next packet may come through the tunnel, and replies follow it.
+#[test]
+fn flow_whose_replies_return_through_the_tunnel_is_not_learned() {
+    for protocol in [Tcp, Udp] {
+        let mut node = Node::new(protocol, false);
+        node.maps.state.borrow_mut().all_flows_mut().for_each(|flow| flow.state |= flow_state::RETURN);
+        assert_eq!([(); 3].map(|()| node.exchange(PLAIN)), [[Way::Stack; 2]; 3]);
+        assert!(node.maps.direct_requests.borrow().is_empty(), "{protocol:?}: something is pending");
+    }
 }
 
 #[test]
