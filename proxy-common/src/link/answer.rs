@@ -2,7 +2,7 @@
 
 use super::{Notes, Outcome};
 use crate::{
-    checksum,
+    Addr, checksum,
     packet::{Frame, ICMP, ICMPV6, IpVersion, Packet},
 };
 
@@ -12,6 +12,21 @@ pub(super) const ICMP_HEADER: u32 = 8;
 const HEADER_V4: u32 = 20;
 const HEADER_V6: u32 = 40;
 const HOPS: u8 = 64;
+
+/// Returns false for a multicast address, loopback, and addresses of no host (RFC 1122,
+/// section 3.2.2; RFC 4443, section 2.4).
+#[inline(always)]
+pub(super) fn may_get_answer(source: &Addr) -> bool {
+    let [first, _, _, last] = source.words();
+    if source.is_v4() {
+        let [class, ..] = last.to_ne_bytes();
+        let is_multicast = class & 0xf0 == 0xe0;
+        class != 0 && class != 127 && !is_multicast && last != u32::MAX
+    } else {
+        let [class, ..] = first.to_ne_bytes();
+        class != 0xff && !source.is_loopback() && !source.is_unspecified()
+    }
+}
 
 /// Returns the bytes that an ICMP error has before those that it repeats, with its IP header.
 #[inline(always)]

@@ -7,7 +7,7 @@
 
 use super::{Outcome, answer};
 use crate::{
-    Addr, Protocol,
+    Protocol,
     checksum::{self, Difference},
     packet::{
         ChecksumCoverage, ETHERNET_HEADER, Frame, IpVersion, Packet, TCP_CHECKSUM, TcpFlags, UDP_CHECKSUM,
@@ -28,7 +28,7 @@ pub(super) fn answer<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet
         return Outcome::Proceed;
     }
     let is_plain = packet.has_plain_header() && packet.header() == ETHERNET_HEADER;
-    if !is_plain || !may_get_answer(&packet.source) {
+    if !is_plain || !answer::may_get_answer(&packet.source) {
         return Outcome::Drop;
     }
     let is_answered = if packet.proto == Protocol::Tcp.number() {
@@ -42,21 +42,6 @@ pub(super) fn answer<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet
         return Outcome::Drop;
     }
     answer::send_back(frame)
-}
-
-/// Returns false for a multicast address, loopback, and addresses of no host (RFC 1122,
-/// section 3.2.2; RFC 4443, section 2.4).
-#[inline(always)]
-fn may_get_answer(source: &Addr) -> bool {
-    let [first, _, _, last] = source.words();
-    if source.is_v4() {
-        let [class, ..] = last.to_ne_bytes();
-        let is_multicast = class & 0xf0 == 0xe0;
-        class != 0 && class != 127 && !is_multicast && last != u32::MAX
-    } else {
-        let [class, ..] = first.to_ne_bytes();
-        class != 0xff && !source.is_loopback() && !source.is_unspecified()
-    }
 }
 
 /// Makes a TCP segment the reset that a host without such a connection sends.

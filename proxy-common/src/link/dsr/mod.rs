@@ -107,7 +107,16 @@ pub(super) fn take<T: Tables>(tables: &T, flow: &mut Flow) {
 #[inline(always)]
 fn node_of(tables: &impl Tables, flow: &Flow) -> Option<Addr> {
     let key = DsrKey { service: flow.service, addr: flow.destination.addr };
-    if has_link(tables) { tables.dsr_node(&key) } else { None }
+    let node = if has_link(tables) { tables.dsr_node(&key) } else { None };
+    node.filter(|node| has_room(tables, node, key.addr.is_v4()))
+}
+
+/// Returns true if the tunnel to a node has room for packets of a family. Each IPv6 packet of 1,280
+/// bytes must fit: a host ignores the error that asks for a shorter one (RFC 8201, section 4).
+#[inline(always)]
+fn has_room(tables: &impl Tables, node: &Addr, is_v4: bool) -> bool {
+    const SHORTEST_V6: u32 = 1_280;
+    is_v4 || longest_to(tables, node) >= SHORTEST_V6
 }
 
 #[inline(always)]
@@ -213,7 +222,7 @@ pub(super) fn send<F: Frame, T: Tables>(frame: &F, tables: &T, packet: &Packet, 
 #[inline(always)]
 fn longest_to(tables: &impl Tables, node: &Addr) -> u32 {
     let mtu = tables.node().map_or(0, |node| node.tunnel_mtu);
-    mtu.wrapping_sub(if node.is_v4() { TUNNEL_HEADERS_V4 } else { HEADERS_V6 })
+    mtu.saturating_sub(if node.is_v4() { TUNNEL_HEADERS_V4 } else { HEADERS_V6 })
 }
 
 /// Makes a packet enter the tunnel to a node, if the program returns [`Outcome::Redirect`]. Returns

@@ -2,7 +2,7 @@
 //! the client reached (`shunt.dsr.return: tunnel`). That node sends them on to the client. So each
 //! node sends only packets with an address of its own as their source.
 
-use super::{enter, fits, longest_to, segments};
+use super::{enter, fits, has_room, longest_to, segments};
 use crate::{
     Addr, Protocol,
     layout::{Counter, Direction, Flow, FlowKey, FragmentValue, flow_state},
@@ -84,6 +84,9 @@ pub(in super::super) fn enter_with_reply<F: Frame, T: Tables>(
     flow: &Flow,
 ) -> u32 {
     let Some(node) = node_of(tables, &flow.opposite_key(key)) else { return 0 };
+    if !has_room(tables, &node, flow.source.addr.is_v4()) {
+        return 0;
+    }
     let longest = longest_to(tables, &node);
     if !fits(frame, packet, &node, longest) {
         return longest;

@@ -19,7 +19,9 @@ const KEPT_V4: u32 = 20 + TRANSPORT;
 const KEPT_V6: u32 = 40 + TRANSPORT;
 const TRANSPORT: u32 = 28;
 
-/// Tells the client that its packet is too long. The packet is lost in any case.
+/// Tells the client that its packet is too long. The packet is lost in any case. The number of
+/// errors is not limited, as the kernel does not limit its own (`icmpv4_mask_allow`,
+/// `net.ipv6.icmp.ratemask`).
 #[inline(never)]
 pub(super) fn tell_client<F: Frame, T: Tables>(
     frame: &F,
@@ -28,10 +30,17 @@ pub(super) fn tell_client<F: Frame, T: Tables>(
     longest: u32,
 ) -> Outcome {
     tables.count(Counter::TooLongForTunnel);
-    if !become_error(frame, packet, longest) {
+    if !may_be_told(packet) || !become_error(frame, packet, longest) {
         return Outcome::Drop;
     }
     answer::send_back(frame)
+}
+
+/// Returns true if the sender of a packet may get an ICMP error about it (RFC 1122, section 3.2.2;
+/// RFC 4443, section 2.4). Of ICMP, only errors go through the tunnel.
+#[inline(always)]
+fn may_be_told(packet: &Packet) -> bool {
+    packet.proto != ICMP && packet.proto != ICMPV6 && answer::may_get_answer(&packet.source)
 }
 
 /// Tells an endpoint that its packet is too long. The packet is on the link to the client. Its

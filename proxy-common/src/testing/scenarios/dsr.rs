@@ -235,6 +235,46 @@ fn senders_of_packets_that_are_too_long_for_the_tunnel_are_told(node: &mut TestN
     assert_eq!(node.counter(Counter::TooLongForTunnel), 2);
 }
 
+/// IPv6 packets of 1,280 bytes must fit, because their sender would ignore the error.
+fn tunnel_without_room_is_used_for_ipv4_only(node: &mut TestNode<'_>) {
+    let mark = node.config.node.masquerade_mark;
+    for protocol in PROTOCOLS {
+        let fixture = add_service(node, protocol);
+        let packet = &fixture.first;
+        node.config.node.tunnel_mtu = if node.ip.node.is_ipv4() { 612 } else { 1_279 + 56 };
+        node.write_maps();
+        let result = node.ingress(packet);
+        if node.ip.node.is_ipv4() {
+            is_tunneled(&result, packet);
+        } else {
+            result.becomes(&packet.clone().to(fixture.endpoint)).is_marked(mark);
+        }
+        node.config.node.tunnel_mtu = 1_280 + 56;
+        node.write_maps();
+        let other = packet.clone().from(addr(node.ip.client, 40_001));
+        is_tunneled(&node.ingress(&other), &other);
+    }
+}
+
+/// RFC 1122, section 3.2.2.
+fn nobody_is_told_of_packets_from_addresses_of_no_host(node: &mut TestNode<'_>) {
+    let fixture = add_service(node, Udp);
+    let source: [&str; 2] = ["224.0.0.1", "ff02::1"];
+    let source = source[usize::from(node.ip.node.is_ipv6())].parse().expect("an address");
+    let packet = of_length(fixture.first.clone().from(addr(source, 40_000)), LONGEST + 1);
+    node.ingress(&packet).is_dropped();
+    assert_eq!(node.counter(Counter::TooLongForTunnel), 1);
+}
+
+fn nobody_is_told_of_errors_that_are_too_long(node: &mut TestNode<'_>) {
+    let fixture = add_service(node, Udp);
+    node.ingress(&fixture.first);
+    let about = of_length(fixture.first.reversed(), LONGEST);
+    let error = error_about(kinds(&node.ip)[0], node.ip.client, fixture.vip.ip(), about, LONGEST);
+    node.ingress(&error).is_dropped();
+    assert_eq!(node.counter(Counter::TooLongForTunnel), 1);
+}
+
 /// Returns the folded sum of the words of these bytes.
 pub(super) fn sum(bytes: &[u8]) -> u16 {
     let words =
@@ -292,6 +332,9 @@ super::scenarios! {
     all_fragments_go_through_the_tunnel,
     errors_about_replies_go_through_the_tunnel,
     senders_of_packets_that_are_too_long_for_the_tunnel_are_told,
+    tunnel_without_room_is_used_for_ipv4_only,
+    nobody_is_told_of_packets_from_addresses_of_no_host,
+    nobody_is_told_of_errors_that_are_too_long,
     error_is_right_after_a_checksum_is_completed,
     kernel_may_cut_packets_whose_sender_permits_it,
 }
