@@ -77,6 +77,7 @@ struct CaseRun<'a> {
     /// One for each node of the case. Empty in a run without a proxy.
     proxies: Vec<Proxy>,
     proxy_is_up: bool,
+    links_have_xdp: bool,
     report: CaseReport,
 }
 
@@ -131,6 +132,7 @@ impl Runner {
             marker,
             proxies,
             proxy_is_up: false,
+            links_have_xdp: self.links.has_xdp(),
             report: CaseReport::new(case),
         })
     }
@@ -239,6 +241,11 @@ impl CaseRun<'_> {
 
     /// Closes the connections that flows kept open, stops the proxies and has them clean up.
     fn end(&mut self) {
+        if self.links_have_xdp && self.proxy_is_up {
+            // The case may have ended in a mode without this count.
+            let counts = self.proxies.iter().filter_map(|proxy| proxy.sent_before_stack(self.world).ok());
+            self.report.sent_before_stack = Some(counts.sum());
+        }
         for host in self.world.hosts() {
             if let Err(error) = self.world.agent(host).and_then(Agent::close) {
                 self.report.add_problem(&format!("close the connections of {host}"), &error);

@@ -29,6 +29,8 @@ pub struct CaseReport {
     pub problems: Vec<String>,
     /// The ends of the logs of the proxies, if anything failed.
     pub log_tails: BTreeMap<Host, String>,
+    /// How many packets left before the stack, if links have an XDP program.
+    pub sent_before_stack: Option<u64>,
     /// The duration.
     pub took: Duration,
 }
@@ -55,6 +57,7 @@ pub struct FlowReport {
 pub struct Summary<'a> {
     passed: usize,
     failed: usize,
+    sent_before_stack: Option<u64>,
     took: Duration,
     cases: &'a [CaseReport],
 }
@@ -74,6 +77,7 @@ impl CaseReport {
             flows: Vec::new(),
             problems: Vec::new(),
             log_tails: BTreeMap::new(),
+            sent_before_stack: None,
             took: Duration::ZERO,
         }
     }
@@ -192,11 +196,14 @@ impl fmt::Display for CaseReport {
 }
 
 impl<'a> Summary<'a> {
-    /// Creates the summary of cases that took this time together.
+    /// Creates the summary of cases that took this time together. It has one more failure if links
+    /// have an XDP program from which no packet left.
     pub fn new(cases: &'a [CaseReport], took: Duration) -> Self {
         let total = |count: fn(&CaseReport) -> usize| cases.iter().map(count).sum();
-        let (passed, failed) = (total(CaseReport::held), total(CaseReport::failed));
-        Self { passed, failed, took, cases }
+        let (passed, failed): (_, usize) = (total(CaseReport::held), total(CaseReport::failed));
+        let sent_before_stack = cases.iter().filter_map(|case| case.sent_before_stack).reduce(|a, b| a + b);
+        let failed = failed + usize::from(sent_before_stack == Some(0));
+        Self { passed, failed, sent_before_stack, took, cases }
     }
 
     /// Returns true if nothing failed.
@@ -242,7 +249,7 @@ impl fmt::Display for Summary<'_> {
         self.table(f)?;
         writeln!(f)?;
         self.write_skipped(f)?;
-        let Self { passed, failed, took, cases } = self;
+        let Self { passed, failed, sent_before_stack, took, cases } = self;
         let late = cases
             .iter()
             .flat_map(|case| &case.flows)
@@ -250,6 +257,9 @@ impl fmt::Display for Summary<'_> {
             .count();
         if late > 0 {
             writeln!(f, "{late} of the passed flows held only after a retry")?;
+        }
+        if let Some(sent) = sent_before_stack {
+            writeln!(f, "{sent} packets left before the stack")?;
         }
         let run = cases.iter().filter(|case| case.left_out.is_none()).count();
         writeln!(f, "{run} cases in {:.1} s", took.as_secs_f32())?;

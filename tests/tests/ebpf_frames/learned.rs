@@ -11,8 +11,8 @@ use proxy_common::{
     link::Outcome,
     packet::TcpFlags,
     testing::{
-        Addresses, FrameResult, FrameRunner, Hook, InputFrame, LO, MemoryMaps, Payload, StateMaps, TestNode,
-        TestPacket, scenarios::know_direct_flow,
+        Addresses, Extension, FrameResult, FrameRunner, Hook, InputFrame, LO, MemoryMaps, Payload, StateMaps,
+        TestNode, TestPacket, scenarios::know_direct_flow,
     },
 };
 
@@ -31,6 +31,7 @@ struct Change {
     checksum: Checksum,
     vlan_tags: usize,
     fragment: Option<usize>,
+    has_more_headers: bool,
     is_for_other_host: bool,
     is_other_client: bool,
 }
@@ -69,11 +70,11 @@ fn any_change() -> impl Strategy<Value = Change> {
         checksum,
         usually(0, 1),
         proptest::option::weighted(0.1, 0..3_usize),
-        rare(),
-        rare(),
+        [rare(), rare(), rare()],
     )
-        .prop_map(
-            |(hops, traffic_class, flags, data, checksum, tags, fragment, other_host, other_client)| Change {
+        .prop_map(|(hops, traffic_class, flags, data, checksum, tags, fragment, others)| {
+            let [has_more_headers, is_for_other_host, is_other_client] = others;
+            Change {
                 hops,
                 traffic_class,
                 flags,
@@ -81,10 +82,11 @@ fn any_change() -> impl Strategy<Value = Change> {
                 checksum,
                 vlan_tags: tags.into(),
                 fragment,
-                is_for_other_host: other_host,
-                is_other_client: other_client,
-            },
-        )
+                has_more_headers,
+                is_for_other_host,
+                is_other_client,
+            }
+        })
 }
 
 fn any_entry() -> impl Strategy<Value = Entry> {
@@ -108,6 +110,11 @@ fn changed(packet: &TestPacket, change: &Change) -> TestPacket {
         other => panic!("{other:?} is of no flow"),
     }
     packet.vlan_tags = vec![0x8100; change.vlan_tags];
+    if change.has_more_headers {
+        // Options of IPv4, or a header of IPv6 with hop-by-hop options.
+        packet.options = vec![1, 1, 1, 0];
+        packet.extensions = vec![Extension { kind: 0, length: 8 }];
+    }
     if change.is_for_other_host {
         packet.to_mac = [2, 0, 0, 0, 0, 9];
     }

@@ -11,7 +11,7 @@ use crate::{
     },
     link::Outcome,
     packet::{TcpFlags, Tuple},
-    testing::{ChecksumState, Hook, InputFrame, LO, TestNode, TestPacket},
+    testing::{ChecksumState, Extension, Hook, InputFrame, LO, TestNode, TestPacket},
 };
 
 const EPOCH: u32 = 7;
@@ -256,12 +256,19 @@ fn packets_for_hardware_that_completes_their_checksum_go_to_the_stack(node: &mut
     }
 }
 
+/// Returns a packet with IPv4 options, or with an IPv6 extension header.
+fn with_more_headers(packet: TestPacket) -> TestPacket {
+    let hop_by_hop = Extension { kind: 0, length: 8 };
+    TestPacket { options: [1, 1, 1, 0].to_vec(), extensions: [hop_by_hop].to_vec(), ..packet }
+}
+
 fn what_is_not_as_the_learned_packets_goes_to_the_stack_unchanged(node: &mut TestNode<'_>) {
     let (before, after) = learned_by_xdp(node, Protocol::Tcp);
     for packet in [
         TestPacket { hops: 1, ..before.clone() },
         TestPacket { traffic_class: 0xb8, ..before.clone() },
         TestPacket { vlan_tags: [0x8100].to_vec(), ..before.clone() },
+        with_more_headers(before.clone()),
         TestPacket { to_mac: TO, ..before.clone() },
         before.clone().fragment(7, 0..16),
         before.clone().fragment(7, 16..24),

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: runs every check, and prints a table of the results.
 
+mod cases;
 mod live;
 mod plan;
 mod step;

@@ -9,6 +9,7 @@ use clap::ValueEnum as _;
 use xtask::run::Run;
 use xtask::workspace;
 
+use super::cases::{ALIKE, IN_THE_DRIVER, MASQUERADED, NOT_IN_GUESTS, QUICK, QUICK_NETFILTER, SLOW};
 use super::plan::Lane;
 use super::step::{Count, Step};
 use crate::cli::Conformance;
@@ -21,65 +22,8 @@ const LONG: Duration = Duration::from_mins(30);
 const DENY: [&str; 4] = ["--all-targets", "--", "-D", "warnings"];
 /// The tests of [`Extent::Quick`]: pure ones, those of layers, and the programs with frames.
 const QUICK_TESTS: [&str; 5] = ["--lib", "--test", "layers", "--test", "ebpf_frames"];
-/// The cases of [`Extent::Quick`], where the modes of netfilter run only the first of them, and
-/// of these modes with the API server as the source of objects.
-const QUICK: [&str; 18] = [
-    "clusterip-tcp",
-    "clusterip-udp",
-    "dual-stack",
-    "endpoint-replaced",
-    "hairpin",
-    "no-endpoints",
-    "nodeport-cluster",
-    "restart",
-    "affinity-clientip",
-    "fragmented-udp",
-    "links-path-changes",
-    "loadbalancer-source-ranges-node",
-    "nodeport-local-with-endpoint",
-    "redirect-in-a-pod",
-    "switch-ebpf-to-nftables",
-    "udp-endpoint-replaced",
-    "v6-clusterip",
-    "vlan",
-];
-const QUICK_NETFILTER: usize = 8;
 /// The time limit of a guest. Other steps run at the same time, with higher priority.
 const GUEST: Duration = Duration::from_hours(1);
-/// Cases that often wait for silence. Only `cargo xtask conformance --mode MODE` and the ebpf mode
-/// run them.
-const SLOW: [&str; 4] = [
-    "outside-cgroup-internal-local",
-    "outside-cgroup-local",
-    "refused-or-dropped",
-    "source-ranges-of-some-pods",
-];
-
-/// Cases with masqueraded packets, and changes of what masquerades. By default the link programs do
-/// here; with `--links-masquerade netfilter`, netfilter does, as on nodes without the direct path.
-const MASQUERADED: [&str; 20] = [
-    "dual-stack",
-    "established-survives",
-    "externalip-cluster",
-    "forward-policy-drop-legacy",
-    "forward-policy-drop-nft",
-    "fragmented-udp",
-    "fragments-both-ways",
-    "hairpin",
-    "links-path-changes",
-    "loadbalancer-cluster",
-    "masquerade-all-packets",
-    "nodeport-cluster",
-    "nodeport-udp",
-    "outside-cgroup-hairpin",
-    "path-mtu-behind-other-node",
-    "path-mtu-behind-other-node-tcp",
-    "restart",
-    "switch-ebpf-to-nftables",
-    "switch-iptables-to-ebpf",
-    "switch-nftables-to-ebpf",
-];
-
 /// Arguments of `churn` for the switches on a node where netfilter masquerades.
 const NETFILTER_MASQUERADES: [&str; 5] =
     ["--links-masquerade", "netfilter", "--only-switches", "--switches", "1"];
@@ -89,63 +33,6 @@ const WHOLE: [&str; 6] =
     ["--links-path", "direct", "--links-direct", "whole", "--links-masquerade", "programs"];
 const XDP: [&str; 4] = ["--links-path", "direct", "--links-xdp", "generic"];
 const FEW_CONNECTIONS: [&str; 4] = ["--connections", "1000", "--switches", "1"];
-
-/// Cases that slow guests leave out: those about the model, which is the same in every mode, those
-/// that others resemble, and most switches between modes. `cargo xtask conformance --mode ipvs`
-/// runs them.
-const NOT_IN_GUESTS: [&str; 30] = [
-    "affinity-separate-clients",
-    "clusterip-many-slices",
-    "clusterip-multi-port",
-    "clusterip-spread",
-    "detect-local-interface-prefix",
-    "established-survives",
-    "externalip-cluster",
-    "headless-and-externalname",
-    "health-check-node-port",
-    "healthz-and-livez",
-    "internal-local-with-endpoint",
-    "loadbalancer-cluster",
-    "loadbalancer-ipmode-proxy",
-    "loadbalancer-source-ranges-node",
-    "node-hints",
-    "nodeport-addresses-cidr",
-    "nodeport-every-node-address",
-    "nodeport-not-on-other-hosts",
-    "not-ready",
-    "service-changed",
-    "service-proxy-name",
-    "switch-iptables-to-ipvs",
-    "switch-ipvs-to-iptables",
-    "switch-ipvs-to-nftables",
-    "switch-nftables-to-ipvs",
-    "terminating-only",
-    "terminating-with-ready",
-    "two-namespaces",
-    "zone-hints",
-    "zone-hints-missing-one",
-];
-
-/// Kernel tests that guests run only with `--all-kernels`, because what they test works alike on
-/// all kernels. This machine always runs them.
-const ALIKE: [&str; 11] = [
-    "iptables_mode::",
-    "iptables_refused::",
-    // When userspace looks at links, and what it does then. Each test loads the link programs some
-    // times, which takes most of a minute in a guest.
-    "daemon::",
-    "look::",
-    // Counts of system calls.
-    "calls::",
-    "changes::",
-    "look_costs_the_thread_of_changes_the_same_calls",
-    // Which of shunt's rules act on which marks, and the size of the prefilter.
-    "marks::",
-    "prefilter_doubles",
-    "ratio_of_false_positives",
-    // What userspace writes. The programs run with frames in each kernel.
-    "maglev_tables::",
-];
 
 /// How much is tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -336,6 +223,11 @@ fn cases(ours: Vec<String>) -> Vec<Step> {
     let masquerading = Some("programs".to_owned());
     let programs = Conformance { links_masquerade: masquerading.clone(), ..with_path("programs") };
     let xdp = Conformance { links_xdp: Some("generic".into()), ..with_path("direct") };
+    let in_the_driver = Conformance {
+        links_xdp: Some("native".into()),
+        only: IN_THE_DRIVER.map(Into::into).into(),
+        ..in_mode_ebpf()
+    };
     let whole = Conformance {
         links_direct: Some("whole".into()),
         links_masquerade: masquerading,
@@ -349,6 +241,7 @@ fn cases(ours: Vec<String>) -> Vec<Step> {
         ("conformance whole flows", steps::conformance(&whole)),
         ("conformance programs", steps::conformance(&programs)),
         ("conformance XDP", steps::conformance(&xdp)),
+        ("conformance XDP native", steps::conformance(&in_the_driver)),
     ])
 }
 
@@ -433,19 +326,6 @@ fn kernel_steps(kernel: Kernel, skip: &[&str]) -> Result<[Step; 2]> {
 mod tests {
     use super::super::plan::is_step;
     use super::*;
-    use crate::cli::conformance::is_case;
-
-    #[test]
-    fn every_case_that_is_left_out_exists() {
-        let is_mode = |mode: &str| ["ebpf", "nftables", "iptables", "ipvs"].contains(&mode);
-        let is_switch = |case: &str| {
-            let modes = case.strip_prefix("switch-").and_then(|modes| modes.split_once("-to-"));
-            modes.is_some_and(|(from, to)| from != to && is_mode(from) && is_mode(to))
-        };
-        for case in SLOW.iter().chain(&NOT_IN_GUESTS).chain(&MASQUERADED).chain(&QUICK) {
-            assert!(is_case(case) || is_switch(case), "there is no {case}.yaml");
-        }
-    }
 
     #[test]
     fn every_step_has_a_unique_name_and_a_time() {
