@@ -315,6 +315,9 @@ pub struct NodeFacts {
     pub local_routes: Vec<IpNet>,
     /// The addresses that packets may leave with, in the kernel's order.
     pub source_addresses: Vec<SourceAddress>,
+    /// The kernel chooses the source of packets in a tunnel: programs can choose it since 5.19
+    /// (26101f5ab6bd).
+    pub kernel_chooses_tunnel_source: bool,
     /// All links; sorted.
     pub links: Vec<Link>,
     /// The ports that the kernel gives to sockets of the node (`net.ipv4.ip_local_port_range`), if

@@ -200,7 +200,15 @@ async fn list(
     let excluded = links.iter().find(|link| &*link.name == excluded_link).map(|link| link.index);
     let source_addresses = messages.iter().filter_map(source_address);
     let source_addresses = source_addresses.filter(|source| Some(source.link) != excluded).collect();
-    Ok((NodeFacts { addresses, source_addresses, links, ..NodeFacts::default() }, excluded))
+    let kernel_chooses_tunnel_source = !*PROGRAMS_CHOOSE_TUNNEL_SOURCE;
+    let facts = NodeFacts {
+        addresses,
+        source_addresses,
+        kernel_chooses_tunnel_source,
+        links,
+        ..NodeFacts::default()
+    };
+    Ok((facts, excluded))
 }
 
 /// Sends a request for a dump, and returns what `read` makes of the answers.
@@ -308,17 +316,21 @@ fn device(message: &LinkMessage) -> Option<Device> {
     }
 }
 
+static COUNTS_FOR_PEER: LazyLock<bool> = LazyLock::new(|| is_kernel_since(6, 7));
+static PROGRAMS_CHOOSE_TUNNEL_SOURCE: LazyLock<bool> = LazyLock::new(|| is_kernel_since(5, 19));
+
+fn is_kernel_since(major: u8, minor: u8) -> bool {
+    KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(major, minor, 0))
+}
+
 /// Returns true for a veth without a qdisc whose peer is in another network namespace, if the
 /// kernel counts packets that are handed to the peer.
 fn hands_to_peer(message: &LinkMessage) -> bool {
-    static COUNTS: LazyLock<bool> = LazyLock::new(|| {
-        KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(6, 7, 0))
-    });
     let is_abroad =
         attribute!(message.attributes, LinkAttribute::LinkNetNsId(namespace) => *namespace).is_some();
     let has_no_qdisc =
         attribute!(message.attributes, LinkAttribute::Qdisc(kind) => kind == "noqueue").unwrap_or_default();
-    *COUNTS && is_kind(message, &InfoKind::Veth) && is_abroad && has_no_qdisc
+    *COUNTS_FOR_PEER && is_kind(message, &InfoKind::Veth) && is_abroad && has_no_qdisc
 }
 
 fn hardware_address(message: &LinkMessage) -> Option<MacAddress> {

@@ -20,7 +20,7 @@ use super::{
     service_change_tracker::ServiceChangeTracker,
     service_port::PortDefaults,
     topology::NodeLocation,
-    tunnel::OtherNodes,
+    tunnel::{self, OtherNodes},
 };
 use crate::parallel;
 
@@ -387,9 +387,9 @@ impl Model {
         let ranges: BTreeSet<_> = self.service_cidrs.values().flat_map(|object| &object.cidrs).collect();
         let service_cidrs = ranges.into_iter().copied().collect();
         let mut node = node_view(&self.settings, self.node.as_ref(), facts);
-        let primary = &node.primary_addresses;
-        *tunnel_differs |= self.other_nodes.set_own(primary);
-        let tunnel = TunnelView::resolve(&self.settings, facts, primary, &self.other_nodes);
+        let own = tunnel::ends(facts, &node.primary_addresses);
+        *tunnel_differs |= self.other_nodes.set_own(&own);
+        let tunnel = TunnelView::resolve(&self.settings, facts, &own, &self.other_nodes);
         (node.service_cidrs, node.tunnel) = (service_cidrs, tunnel);
         mem::replace(&mut self.snapshot.node, node) != self.snapshot.node
     }

@@ -8,6 +8,8 @@ use std::{
     num::NonZeroU16,
 };
 
+use ipnet::IpNet;
+
 use super::{
     Delta, DsrAnnouncement, Forwarding, IpFamily, LinkAddress, LinkPath, ModelSettings, NamespacedName, Node,
     NodeFacts, ResolvedEndpoint, ResolvedPort, TrafficPolicy, endpoint_slice_cache::EndpointInfo,
@@ -39,12 +41,12 @@ pub struct TunnelView {
 const ETHERNET_MTU: u32 = 1_500;
 
 impl TunnelView {
-    /// Resolves the tunnel, if its link exists. `primary` are the addresses of this node. Netfilter
-    /// does not translate packets that come through it.
+    /// Resolves the tunnel, if its link exists. `own` are the [`ends`] of this node. Netfilter does
+    /// not translate packets that come through it.
     pub(super) fn resolve(
         settings: &ModelSettings,
         facts: &NodeFacts,
-        primary: &BTreeMap<IpFamily, IpAddr>,
+        own: &BTreeMap<IpFamily, IpAddr>,
         nodes: &OtherNodes,
     ) -> Option<Self> {
         let is_translated = !matches!(facts.link_path, LinkPath::Netfilter { .. });
@@ -53,13 +55,34 @@ impl TunnelView {
         Some(Self {
             link: link.index,
             is_up: link.is_up,
-            mtu: mtu(facts, primary),
+            mtu: mtu(facts, own),
             returns: settings.dsr_returns && !nodes.announces_former_address(port),
             nodes: nodes.with_port(port),
             addresses_of_nodes: nodes.addresses_with_port(port),
-            announcement: announcement(facts, primary, port),
+            announcement: announcement(facts, own, port),
         })
     }
+}
+
+/// Returns the addresses of this node at which it takes packets of the tunnel, and from which it
+/// sends them. `primary` are its addresses.
+///
+/// If the kernel chooses the source, it takes the first address of a subnet (`inet_select_addr`,
+/// and `ipv6_dev_get_saddr` among addresses that are alike). Other nodes would drop packets from an
+/// address that is not announced, so a primary address after the first has no tunnel.
+pub(super) fn ends(facts: &NodeFacts, primary: &BTreeMap<IpFamily, IpAddr>) -> BTreeMap<IpFamily, IpAddr> {
+    let is_source = |address| !facts.kernel_chooses_tunnel_source || is_first_of_subnet(facts, address);
+    primary.iter().map(|(family, address)| (*family, *address)).filter(|(_, end)| is_source(*end)).collect()
+}
+
+fn is_first_of_subnet(facts: &NodeFacts, address: IpAddr) -> bool {
+    let subnet = |source: &SourceAddress| {
+        let net = IpNet::new(source.address, source.prefix_len).ok()?;
+        Some((source.link, net.trunc()))
+    };
+    let own = facts.source_addresses.iter().find(|source| source.address == address).and_then(subnet);
+    let first = facts.source_addresses.iter().find(|source| own.is_some() && subnet(source) == own);
+    first.is_none_or(|first| first.address == address)
 }
 
 /// Returns what this node announces. Of its other addresses, those with a subnet come first if

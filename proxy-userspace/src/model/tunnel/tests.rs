@@ -122,6 +122,30 @@ fn nothing_is_sent_while_a_former_address_of_this_node_is_announced() {
     assert_eq!((nodes_of(&model), returns(&model)), (through.into(), true));
 }
 
+#[test]
+fn address_from_which_the_kernel_would_not_send_has_no_tunnel() {
+    let addresses = ["192.168.57.11/24", "192.168.57.12/24", "fd57::111/64", "fd57::11/64", "10.0.0.1/8"];
+    let source = |text: &str| {
+        let net: IpNet = text.parse().expect("an address with a subnet");
+        SourceAddress { link: 2, address: net.addr(), prefix_len: net.prefix_len() }
+    };
+    let source_addresses = addresses.into_iter().map(source).collect();
+    let mut facts = NodeFacts { source_addresses, ..NodeFacts::default() };
+    for (v4, v6, v4_is_first, v6_is_first) in [
+        ("192.168.57.11", "fd57::11", true, false),
+        ("192.168.57.12", "fd57::111", false, true),
+        ("10.0.0.1", "fd58::1", true, true),
+    ] {
+        let primary = BTreeMap::from([(IpFamily::V4, ip(v4)), (IpFamily::V6, ip(v6))]);
+        facts.kernel_chooses_tunnel_source = false;
+        assert_eq!(ends(&facts, &primary), primary);
+        facts.kernel_chooses_tunnel_source = true;
+        let ends = ends(&facts, &primary);
+        let found = IpFamily::ALL.map(|family| ends.contains_key(&family));
+        assert_eq!(found, [v4_is_first, v6_is_first], "{v4}, {v6}");
+    }
+}
+
 /// Packets of such clients would come back to their own node with its address as the source.
 #[test]
 fn all_addresses_of_nodes_with_the_same_port_are_known() {
