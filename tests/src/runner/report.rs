@@ -266,3 +266,23 @@ impl fmt::Display for Summary<'_> {
         write!(f, "{passed} passed, {failed} failed")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn run_with_xdp_fails_if_no_packet_left_before_the_stack() {
+        let case = "{name: x, about: y, steps: [{}]}".parse().expect("a case");
+        let with = |sent: Option<u64>| CaseReport { sent_before_stack: sent, ..CaseReport::new(&case) };
+        for (counts, is_success) in [
+            ([None, None], true),
+            ([Some(0), None], false),
+            ([Some(0), Some(0)], false),
+            ([Some(0), Some(7)], true),
+        ] {
+            let reports = counts.map(with);
+            assert_eq!(Summary::new(&reports, Duration::ZERO).is_success(), is_success, "{counts:?}");
+        }
+    }
+}

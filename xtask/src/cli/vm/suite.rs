@@ -20,11 +20,12 @@ use crate::cli::steps;
 /// Test targets that exercise the kernel.
 const TARGETS: [&str; 4] = ["ebpf_sockets", "ebpf_frames", "ebpf_links", "netfilter"];
 /// Conformance cases.
-const CASES: [&str; 21] = [
+const CASES: [&str; 23] = [
     "clusterip-tcp",
     "clusterip-udp",
     "direct-path-over-a-bond",
     "direct-path-over-a-vlan",
+    "dsr-whole",
     "fragmented-udp",
     "hairpin",
     "ingress-qdisc-of-others",
@@ -42,6 +43,7 @@ const CASES: [&str; 21] = [
     "v6-loadbalancer-source-ranges",
     "vlan",
     "xdp-beside-others",
+    "xdp-generic",
 ];
 /// Cases that only another architecture runs: what works alike on all kernels, but depends on the
 /// layout of maps and packets.
