@@ -239,7 +239,7 @@ mod tests {
     fn another_architecture_runs_more_cases() {
         let other = [Target::Amd64, Target::Arm64].into_iter().find(|arch| !arch.is_host()).unwrap();
         let script = script(other, Path::new("/release"), &[], &[], true);
-        assert!(script.contains("xdp-beside-others,affinity-clientip,"), "{script}");
+        assert!(script.contains("xdp-generic,affinity-clientip,"), "{script}");
     }
 
     #[test]
