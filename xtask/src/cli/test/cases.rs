@@ -58,8 +58,8 @@ pub(super) const MASQUERADED: [&str; 20] = [
     "switch-nftables-to-ebpf",
 ];
 
-/// Cases whose packets take the direct path, which the XDP program in the driver sends on. Those that
-/// set the path are among them.
+/// Cases whose packets take the direct path, so that the XDP program in the driver sends them on.
+/// Some set the path themselves.
 pub(super) const IN_THE_DRIVER: [&str; 7] = [
     "direct-path",
     "direct-path-and-changes-beneath",
